@@ -1,0 +1,31 @@
+# Everything a newcomer needs: `make demo` shows fedlag at work, `make test` checks it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint types check clean
+
+demo: $(READY)
+	@$(BIN)/fedlag compare
+
+test: $(READY)
+	@$(BIN)/pytest -n auto --dist worksteal
+
+lint: $(READY)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY)
+	@$(BIN)/mypy
+
+check: lint types test
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("fedlag needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing fedlag and its pinned dependencies into $(VENV) (once, a minute or two) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV)

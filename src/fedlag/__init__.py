@@ -1,0 +1,1 @@
+"""Personalised federated learning that people can trust."""

@@ -1,0 +1,126 @@
+"""Arithmetic on dicts of tensors, and on trees of them.
+
+`Params` maps names to tensors. A `Tree` nests dicts and tuples around tensors and plain values; a parameter's
+name may appear as a key at any depth, which is how `without` finds everything that belongs to it.
+Nothing here changes its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+Tree = Any
+
+
+def map(function: Callable[..., Tensor], *trees: Mapping[str, Tensor]) -> Params:
+    """Apply `function` to the tensors of the same name; the first tree says which names."""
+    return {name: function(*(tree[name] for tree in trees)) for name in trees[0]}
+
+
+def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], alpha: float = 1.0) -> Params:
+    """a + alpha * b, over the names of `a`."""
+    return map(lambda x, y: torch.add(x, y, alpha=alpha), a, b)
+
+
+def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+    """a - b, over the names of `a`."""
+    return map(torch.sub, a, b)
+
+
+def scale(a: Mapping[str, Tensor], factor: float | Tensor) -> Params:
+    return map(lambda x: x * factor, a)
+
+
+def zeros_like(a: Mapping[str, Tensor]) -> Params:
+    return map(torch.zeros_like, a)
+
+
+def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """Inner product over the names of `a`, as a scalar tensor."""
+    products = [(x * b[name]).sum() for name, x in a.items()]
+    return torch.stack(products).sum() if products else torch.zeros(())
+
+
+def sq_norm(a: Mapping[str, Tensor]) -> Tensor:
+    return dot(a, a)
+
+
+def mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Params:
+    """Weighted sum over the first dimension (clients) of every tensor; `weights` (clients,) sum to one."""
+    return map(lambda x: torch.tensordot(weights.to(x.dtype), x, dims=1), stacked)
+
+
+def where(condition: Tensor, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+    return map(lambda x, y: torch.where(condition, x, y), a, b)
+
+
+def select(a: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The entries of `a` whose name is in `names`, in the order of `a`."""
+    return {name: value for name, value in a.items() if name in names}
+
+
+def under(names: Iterable[str], pattern: str) -> frozenset[str]:
+    """The names that match a shell pattern such as `head.*`; several patterns are separated by spaces."""
+    patterns = pattern.split()
+    return frozenset(name for name in names if any(fnmatchcase(name, p) for p in patterns))
+
+
+def without(tree: Tree, names: Collection[str]) -> Tree:
+    """The tree without any entry keyed by one of `names`, at any depth."""
+    if not names:
+        return tree
+    if isinstance(tree, dict):
+        return {key: without(value, names) for key, value in tree.items() if key not in names}
+    if isinstance(tree, tuple):
+        return _like(tree, [without(value, names) for value in tree])
+    return tree
+
+
+def renew(tree: Tree, fresh: Tree, names: Collection[str]) -> Tree:
+    """The tree with every entry keyed by one of `names` taken from the same place of `fresh`, where `fresh` has it."""
+    if not names or not isinstance(tree, dict) or not isinstance(fresh, dict):
+        return tree
+    renewed = {key: renew(value, fresh.get(key), names) for key, value in tree.items() if key not in names}
+    return renewed | {key: value for key, value in fresh.items() if key in names}
+
+
+def leaves(tree: Tree) -> Iterable[Tensor]:
+    """Every tensor of the tree."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, tuple):
+        for value in tree:
+            yield from leaves(value)
+
+
+def keys(tree: Tree) -> Iterable[str]:
+    """Every key at any depth."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield key
+            yield from keys(value)
+    elif isinstance(tree, tuple):
+        for value in tree:
+            yield from keys(value)
+
+
+def finite(tree: Tree) -> bool:
+    """Whether every number in the tree is finite."""
+    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree))
+
+
+def nbytes(tree: Tree) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def _like(example: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
+    return type(example)(*values) if hasattr(example, "_fields") else tuple(values)
