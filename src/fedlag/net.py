@@ -72,9 +72,7 @@ class Model:
     def init(self) -> Params:
         """The network's present values: parameters first, then statistics (buffers that are not counters)."""
         values = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
-        return {
-            name: values[name].detach().clone() for name in (*self.parameter_names, *self.statistic_names)
-        }
+        return {name: values[name].detach().clone() for name in (*self.parameter_names, *self.statistic_names)}
 
     def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Images (examples, channels, height, width) to features (examples, width)."""
