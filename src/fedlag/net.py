@@ -45,29 +45,34 @@ def split(module: nn.Module, head: str) -> Net:
 
 
 def join(params: Mapping[str, Tensor], head: str) -> Params:
-    """The inverse of `split` for weights: names as your own module's `load_state_dict(…, strict=False)` wants them."""
+    """The inverse of `split` for weights: names as your own module's `load_state_dict(…, strict=False)` wants them.
+
+    Entries that belong to neither body nor head (what an algorithm added) are left out.
+    """
     prefixes = {"body.": "", "head.": f"{head}."}
-    return {prefixes[name[:5]] + name[5:]: value for name, value in params.items()}
+    return {prefixes[name[:5]] + name[5:]: value for name, value in params.items() if name[:5] in prefixes}
 
 
 class Model:
     """A network as functions of its parameters: the same module serves every client.
 
-    Values passed in `params` under names the network doesn't have are ignored; buffers among them (BatchNorm
-    statistics) are updated in place while training, so pass copies you own.
+    `net` is copied and never changed. `params` must hold every name that `init` gives; others are ignored. The
+    BatchNorm statistics among them are updated in place while training, so pass copies you own.
     """
 
     def __init__(self, net: Net) -> None:
-        _refuse_counters(net)
-        self.net = net
-        self.parameter_names = tuple(name for name, p in net.named_parameters() if p.requires_grad)
+        _refuse_tied(net)
+        self.net = _without_counters(net)
+        kept = self.net.state_dict().keys()  # leaves out buffers that a module makes anew, such as an attention mask
+        named = [*self.net.named_parameters(), *self.net.named_buffers()]
+        self.parameter_names = tuple(name for name, value in named if value.requires_grad)
         self.statistic_names = tuple(
-            name for name, buffer in net.named_buffers() if buffer.is_floating_point()
-        ) + tuple(name for name, p in net.named_parameters() if not p.requires_grad)
+            name for name, value in named if name in kept and value.is_floating_point() and not value.requires_grad
+        )
         known = (*self.parameter_names, *self.statistic_names)
         self._body = {name[5:]: name for name in known if name.startswith("body.")}
         self._head = {name[5:]: name for name in known if name.startswith("head.")}
-        self._modes = [(module, _own_names(name, module)) for name, module in net.named_modules()]
+        self._modes = _modes(self.net)
 
     def init(self) -> Params:
         """The network's present values: parameters first, then statistics (buffers that are not counters)."""
@@ -85,36 +90,59 @@ class Model:
         return self.classify(params, self.features(params, x))
 
     def train(self, names: Iterable[str]) -> None:
-        """Training mode for the modules that own one of `names`, or own nothing (dropout); the rest only evaluate.
+        """Training mode for the modules that own one of the parameters `names`; the frozen rest only evaluates.
 
-        A frozen body must not move its running statistics, so what is not trained does not see the batch.
+        A frozen body must not move its running statistics, so what is not trained does not see the batch. Statistics
+        without parameters (BatchNorm with affine=False) belong to the layer before them; dropout always trains.
         """
         trained = frozenset(names)
         for module, own in self._modes:
-            module.training = not own or not own.isdisjoint(trained)
+            module.training = own is None or not own.isdisjoint(trained)
 
     def eval(self) -> None:
         self.net.eval()
 
 
 def _view(params: Mapping[str, Tensor], names: Mapping[str, str]) -> Params:
-    return {inner: params[outer] for inner, outer in names.items() if outer in params}
+    return {inner: params[outer] for inner, outer in names.items()}
 
 
-def _own_names(prefix: str, module: nn.Module) -> frozenset[str]:
-    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    return frozenset(f"{prefix}.{name}" if prefix else name for name, _ in own)
+def _modes(net: nn.Module) -> list[tuple[nn.Module, frozenset[str] | None]]:
+    """Every module with the parameters whose training it takes part in; None for those that keep nothing."""
+    modes: list[tuple[nn.Module, frozenset[str] | None]] = []
+    before = frozenset(name for name, p in net.named_parameters() if p.requires_grad)
+    for prefix, module in net.named_modules():
+        parameters = dict(module.named_parameters(prefix, recurse=False))
+        if parameters:
+            before = frozenset(name for name, p in parameters.items() if p.requires_grad)
+        keeps = bool(parameters) or any(True for _ in module.buffers(recurse=False))
+        modes.append((module, before if keeps else None))
+    return modes
 
 
-def _refuse_counters(net: nn.Module) -> None:
-    """BatchNorm with momentum=None weighs by a step counter, which must never be averaged between clients."""
+def _refuse_tied(net: Net) -> None:
+    shared = {id(p) for p in net.body.parameters()} & {id(p) for p in net.head.parameters()}
+    names = [name for name, p in net.named_parameters() if id(p) in shared]
+    if names:
+        raise InputError(
+            f"The body and the head share {', '.join(names)}, and one of them may become personal without the other; "
+            "give each its own parameters."
+        )
+
+
+def _without_counters(net: Net) -> Net:
+    """A copy whose BatchNorm layers count no batches.
+
+    Only momentum=None needs the count, which must never be averaged between clients; and `torch.func` does not allow
+    a module to advance it.
+    """
+    net = copy.deepcopy(net)
     for name, module in net.named_modules():
-        if (
-            isinstance(module, nn.modules.batchnorm._NormBase)
-            and module.track_running_stats
-            and module.momentum is None
-        ):
-            raise InputError(
-                f"The normalisation layer {name!r} has momentum=None, which counts batches and cannot be averaged "
-                "between clients; give it a momentum such as 0.1."
-            )
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            if module.momentum is None:
+                raise InputError(
+                    f"The normalisation layer {name!r} has momentum=None, which counts batches and cannot be averaged "
+                    "between clients; give it a momentum such as 0.1."
+                )
+            module.num_batches_tracked = None
+    return net
