@@ -164,7 +164,7 @@ def test_training_moves_the_statistics_passed_and_nothing_of_the_network_given()
     given = {name: value.clone() for name, value in net.state_dict().items()}
     model = Model(net)
     before, params = model.init(), model.init()
-    model.train(model.parameter_names)
+    model.train(params)
     model(params, images(6))
     assert moved(before, params) == {"body.2.running_mean", "body.2.running_var"}
     assert not moved(before, model.init())
@@ -176,7 +176,7 @@ def test_statistics_move_as_the_module_would_have_moved_its_own():
     net = normalised(nn.BatchNorm1d(4))
     model = Model(net)
     params = model.init()
-    model.train(model.parameter_names)
+    model.train(params)
     model(params, images(6))
     net(images(6))
     assert not moved(params, net.state_dict())
@@ -197,18 +197,19 @@ def test_a_norm_whose_parameters_need_no_gradient_stays_frozen():
     norm.requires_grad_(False)
     model = Model(normalised(norm))
     params = model.init()
-    model.train([*model.parameter_names, *model.statistic_names])
+    model.train(params)
     model(params, images(6))
     assert not moved(model.init(), params)
 
 
-def test_a_norm_without_parameters_follows_the_layer_before_it():
-    model = Model(normalised(nn.BatchNorm1d(4, affine=False)))
+@pytest.mark.parametrize("affine", [True, False])
+def test_statistics_that_are_not_named_do_not_move_and_those_that_are_do(affine):
+    model = Model(normalised(nn.BatchNorm1d(4, affine=affine)))
     params = model.init()
-    model.train(["head.weight"])
+    model.train(model.parameter_names)
     model(params, images(6))
     assert not moved(model.init(), params)
-    model.train(["body.1.weight"])
+    model.train(model.statistic_names)
     model(params, images(6))
     assert moved(model.init(), params) == set(model.statistic_names)
 
@@ -224,7 +225,7 @@ def test_dropout_drops_while_anything_trains_and_not_in_evaluation():
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.GroupNorm(2, 4)])
 def test_gradients_by_transform_and_for_many_clients_at_once_are_those_of_autograd(norm):
     model = Model(normalised(norm).double())
-    model.train(model.parameter_names)
+    model.train(model.init())
     x = images(3, 6).double()
 
     def gradient(params, x):

@@ -72,7 +72,7 @@ class Model:
         known = (*self.parameter_names, *self.statistic_names)
         self._body = {name[5:]: name for name in known if name.startswith("body.")}
         self._head = {name[5:]: name for name in known if name.startswith("head.")}
-        self._modes = _modes(self.net)
+        self._modes = [(module, self._moved_by(name, module)) for name, module in self.net.named_modules()]
 
     def init(self) -> Params:
         """The network's present values: parameters first, then statistics (buffers that are not counters)."""
@@ -90,10 +90,10 @@ class Model:
         return self.classify(params, self.features(params, x))
 
     def train(self, names: Iterable[str]) -> None:
-        """Training mode for the modules that own one of the parameters `names`; the frozen rest only evaluates.
+        """Training mode for what moves: `names` are parameters and statistics. The frozen rest only evaluates.
 
-        A frozen body must not move its running statistics, so what is not trained does not see the batch. Statistics
-        without parameters (BatchNorm with affine=False) belong to the layer before them; dropout always trains.
+        A module with statistics trains when those are named: what is not named must not see the batch. Modules that
+        keep nothing, such as dropout, always train.
         """
         trained = frozenset(names)
         for module, own in self._modes:
@@ -102,22 +102,19 @@ class Model:
     def eval(self) -> None:
         self.net.eval()
 
+    def _moved_by(self, prefix: str, module: nn.Module) -> frozenset[str] | None:
+        """The names of which one must be trained for the module to train; None when it always does."""
+        parameters = dict(module.named_parameters(prefix, recurse=False))
+        buffers = dict(module.named_buffers(prefix, recurse=False))
+        trainable = parameters.keys() & set(self.parameter_names)
+        statistics = buffers.keys() & set(self.statistic_names)
+        if parameters and not trainable:
+            return frozenset()
+        return frozenset(statistics or trainable) if parameters or statistics else None
+
 
 def _view(params: Mapping[str, Tensor], names: Mapping[str, str]) -> Params:
     return {inner: params[outer] for inner, outer in names.items()}
-
-
-def _modes(net: nn.Module) -> list[tuple[nn.Module, frozenset[str] | None]]:
-    """Every module with the parameters whose training it takes part in; None for those that keep nothing."""
-    modes: list[tuple[nn.Module, frozenset[str] | None]] = []
-    before = frozenset(name for name, p in net.named_parameters() if p.requires_grad)
-    for prefix, module in net.named_modules():
-        parameters = dict(module.named_parameters(prefix, recurse=False))
-        if parameters:
-            before = frozenset(name for name, p in parameters.items() if p.requires_grad)
-        keeps = bool(parameters) or any(True for _ in module.buffers(recurse=False))
-        modes.append((module, before if keeps else None))
-    return modes
 
 
 def _refuse_tied(net: Net) -> None:
