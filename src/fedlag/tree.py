@@ -67,8 +67,11 @@ def select(a: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
 
 def under(names: Iterable[str], pattern: str) -> frozenset[str]:
     """The names that match a shell pattern such as `head.*`; several patterns are separated by spaces."""
-    patterns = pattern.split()
-    return frozenset(name for name in names if any(fnmatchcase(name, p) for p in patterns))
+    return frozenset(name for name in names if matches(name, pattern))
+
+
+def matches(name: str, pattern: str) -> bool:
+    return any(fnmatchcase(name, one) for one in pattern.split())
 
 
 def without(tree: Tree, names: Collection[str]) -> Tree:

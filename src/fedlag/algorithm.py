@@ -1,0 +1,153 @@
+"""The questions a round asks, each with FedAvg's answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+from torch.nn import functional
+
+from fedlag import check, tree
+from fedlag.aggregate import Aggregator, Mean
+from fedlag.flow import Batch, Local, Replies, Server
+from fedlag.net import Model
+from fedlag.optim import SGD, Optimizer
+from fedlag.personal import Nothing, Rule
+from fedlag.tree import Params, Tree
+
+
+class Steps(int):
+    """A number of steps where a number of epochs may stand."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training: how long, and which parameters move."""
+
+    epochs: int
+    pattern: str = "*"
+    optimizer: Optimizer | None = None  # the training's own where none is given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How clients train: plain SGD unless an algorithm says otherwise."""
+
+    epochs: int = 1
+    steps: int | None = None  # this many steps instead of whole epochs
+    batch: int = 16
+    optimizer: Optimizer = SGD()
+    decay: float = 1.0  # the learning rate is multiplied by this after every round
+
+    def __post_init__(self) -> None:
+        check.count("training.epochs", self.epochs)
+        if self.steps is not None:
+            check.count("training.steps", self.steps)
+        check.count("training.batch", self.batch, least=1)
+        check.positive("training.decay", self.decay)
+
+    @property
+    def length(self) -> int:
+        return self.epochs if self.steps is None else Steps(self.steps)
+
+
+class Extension(NamedTuple):
+    """Parameters an algorithm adds to the model: trained ones, and values no gradient moves."""
+
+    trained: Params
+    carried: Params
+
+
+class Outcome(NamedTuple):
+    """What an aggregation returns."""
+
+    params: Params
+    optimizer: Tree
+    memory: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """A federated method. Override the first of these that says what the paper says:
+
+    a field's value; then `loss`, `correct`, `phases`, `step`; then `message`, `letter`, `remember`, `remember_client`,
+    `finish`; `receive`, `aggregate`, `personalize` and `predict` last. Every method is pure.
+    """
+
+    personal: Rule = Nothing()
+    aggregator: Aggregator = Mean()
+    server: Optimizer = SGD(lr=1.0)
+    tune: tuple[Phase, ...] = ()  # trained before evaluation, then thrown away
+
+    keeps: ClassVar[str] = ""  # pattern of names a client keeps after training beyond what may be personal
+    pooled: ClassVar[bool] = False  # one participant trains on everybody's examples
+
+    # Before the first round
+
+    def extend(self, net: Model, params: Params, seed: int) -> Extension:
+        """Parameters beyond the model's: a second head, a personal copy."""
+        return Extension({}, {})
+
+    def remember(self, params: Params, clients: int) -> Tree:
+        """What the server remembers besides the model."""
+        return {}
+
+    def remember_client(self, params: Params) -> Tree:
+        """What a client remembers when it is born."""
+        return {}
+
+    # What is sent
+
+    def message(self, server: Server) -> Tree:
+        """What every participant is told besides the shared parameters."""
+        return {}
+
+    def letter(self, server: Server, client: int) -> Tree:
+        """What only this participant is told."""
+        return {}
+
+    # On the client
+
+    def receive(self, local: Local) -> Params:
+        """Where training starts, from shared as received and personal as kept (`local.start`)."""
+        return local.start
+
+    def phases(self, epochs: int) -> tuple[Phase, ...]:
+        return (Phase(epochs),)
+
+    def loss(self, local: Local, params: Params, batch: Batch) -> Tensor:
+        return functional.cross_entropy(self.predict(local, params, batch.x), batch.y)
+
+    def correct(self, local: Local, params: Params, grads: Params) -> Params:
+        """Gradients as the optimiser should see them."""
+        return grads
+
+    def step(self, local: Local, params: Params, state: Tree, batch: Batch) -> tuple[Params, Tree]:
+        """One step of local training; `state` is the optimiser's."""
+        grads, moved = local.grad(lambda p: self.loss(local, p, batch))(params)
+        params, state = local.optimizer.step({**params, **moved}, self.correct(local, params, grads), state)
+        return params, state
+
+    def finish(self, local: Local, end: Params, steps: int) -> tuple[Tree, Tree]:
+        """What the client remembers, and what it tells the server besides its update."""
+        return local.client.memory, {}
+
+    # On the server
+
+    def aggregate(self, server: Server, replies: Replies, net: Model) -> Outcome:
+        """The next model; both arguments hold only what is shared before and after this round."""
+        update = self.aggregator(replies)
+        params, optimizer = self.server.step(server.params, tree.scale(update, -1.0), server.optimizer)
+        return Outcome(params, optimizer, server.memory)
+
+    # At evaluation
+
+    def personalize(self, local: Local) -> Params:
+        """The model this client would use."""
+        params, _ = local.fit(local.start, self.tune, purpose="tune")
+        return params
+
+    def predict(self, local: Local, params: Params, x: Tensor) -> Tensor:
+        """Class scores (examples, classes)."""
+        return local.net(params, x)

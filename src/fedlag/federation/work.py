@@ -1,0 +1,62 @@
+"""Who sees which examples when: (seed, round, client) to the rows of every step. The only place that shuffles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+
+from fedlag.algorithm import Steps
+from fedlag.flow import Batch
+
+HELD_OUT = ("validation", "test")
+
+Source = Callable[[int, str], Batch]  # (client, part) -> examples
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """One client's work in one round. Every purpose has a stream of its own, so none disturbs another."""
+
+    source: Source
+    run_seed: int
+    round: int
+    client: int
+    scored: tuple[str, ...] = HELD_OUT
+
+    def examples(self, part: str) -> Batch:
+        return self.source(self.client, part)
+
+    def stream(self, purpose: str) -> Shuffled:
+        return Shuffled(self.examples("train"), self._generator(purpose))
+
+    def seed(self, purpose: str) -> int:
+        return int(self._generator(f"{purpose} seed").integers(2**63))
+
+    def _generator(self, purpose: str) -> np.random.Generator:
+        return np.random.default_rng([self.run_seed, self.round, self.client, *purpose.encode()])
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Batches in a new order every epoch; the last one of an epoch may be smaller. Later calls go on drawing."""
+
+    examples: Batch
+    generator: np.random.Generator
+
+    def batches(self, batch: int, epochs: int) -> Iterator[Batch]:
+        if isinstance(epochs, Steps):
+            return islice(self._endless(batch), int(epochs))
+        return (one for _ in range(epochs) for one in self._epoch(batch))
+
+    def _epoch(self, batch: int) -> Iterator[Batch]:
+        order = torch.from_numpy(self.generator.permutation(len(self.examples.y)))
+        x, y = self.examples.x[order], self.examples.y[order]
+        return map(Batch, torch.split(x, batch), torch.split(y, batch))
+
+    def _endless(self, batch: int) -> Iterator[Batch]:
+        while True:
+            yield from self._epoch(batch)

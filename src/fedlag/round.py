@@ -1,0 +1,358 @@
+"""What a round is: broadcast, address, client_round, gather, server_round, client_evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedlag import layers, tree
+from fedlag.algorithm import Algorithm, Phase, Training
+from fedlag.divergence import Conflict
+from fedlag.flow import Batch, Client, Letter, Local, Message, Replies, Reply, Score, Scores, Server, Work
+from fedlag.layers import Anatomy
+from fedlag.net import Model
+from fedlag.tree import Params
+
+STAGES = ("personal", "global")  # a client's own model after the broadcast; the server's copy of everything
+EVALUATION_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Task:
+    """What stays the same in every round of a run."""
+
+    algorithm: Algorithm
+    model: Model
+    training: Training
+    anatomy: Anatomy
+    trained: tuple[str, ...]  # names that gradients move
+    carried: tuple[str, ...]  # names that no gradient moves: BatchNorm statistics and the like
+    kept: frozenset[str]  # names a client keeps a copy of
+    clients: int
+
+
+def begin(algorithm: Algorithm, model: Model, training: Training, clients: int, seed: int) -> tuple[Task, Server]:
+    """The task, and the server before the first round."""
+    params = model.init()
+    extension = algorithm.extend(model, params, seed)
+    trained = (*model.parameter_names, *extension.trained)
+    params = {**params, **extension.trained, **extension.carried}
+    anatomy = layers.anatomy(model, params)
+    kept = algorithm.personal.reach(anatomy) | tree.under(params, algorithm.keeps)
+    carried = tuple(name for name in params if name not in trained)
+    task = Task(algorithm, model, training, anatomy, trained, carried, kept, clients)
+    server = Server(
+        round=0,
+        params=params,
+        optimizer=algorithm.server.init(tree.select(params, trained)),
+        rule=algorithm.personal.init(anatomy),
+        memory=algorithm.remember(params, clients),
+        since={},
+        met={},
+    )
+    return task, server
+
+
+# Server to client
+
+
+def broadcast(task: Task, server: Server) -> Message:
+    """What every participant is sent: nothing that is personal."""
+    rule = task.algorithm.personal
+    personal = rule.personal(server.rule)
+    return Message(
+        round=server.round,
+        shared=tree.without(server.params, personal),
+        personal=personal,
+        since=server.since,
+        watched=rule.watched(server.rule),
+        extra=tree.without(task.algorithm.message(server), personal),
+    )
+
+
+def address(task: Task, server: Server, client: int) -> Letter:
+    """What only this participant is sent, with a copy of personal layers if it can't have a valid one."""
+    personal = task.algorithm.personal.personal(server.rule)
+    missing = _void(personal, server.since, server.met.get(client, -1))
+    extra = tree.without(task.algorithm.letter(server, client), personal)
+    return Letter(birth=tree.select(server.params, missing), extra=extra)
+
+
+# On the client
+
+
+def client_round(task: Task, message: Message, letter: Letter, client: Client, work: Work) -> tuple[Client, Reply]:
+    """One participant's round: receive, train, reply. A round that ends in non-finite numbers leaves no trace."""
+    algorithm = task.algorithm
+    local = _settle(task, message, letter, client, work)
+    with _seeded(work, "train"):
+        end, steps = local.fit(algorithm.receive(local), algorithm.phases(task.training.length), purpose="train")
+        memory, extra = algorithm.finish(local, end, steps)
+    told = [name for name in end if name in message.shared or name in message.watched]
+    reply = Reply(
+        update=tree.sub(tree.select(end, told), local.start),
+        trained=tree.select(end, message.watched),
+        extra=tree.without(extra, message.personal - message.watched),
+        examples=len(work.examples("train").y),
+        steps=steps,
+        scores=score(task, local, end),
+    )
+    if not (tree.finite(end) and tree.finite(memory)):
+        return client, reply
+    return Client(message.round, tree.select(end, task.kept), memory), reply
+
+
+def client_evaluate(
+    task: Task, message: Message, letter: Letter, client: Client, work: Work, stage: str = "personal"
+) -> Scores:
+    """How a client's own model does on its own held-out examples; or, for stage "global", the server's copy."""
+    if stage == "global":
+        local = _settle(task, message, letter, Client(), work)
+        return score(task, local, local.start)
+    local = _settle(task, message, letter, client, work)
+    with _seeded(work, "tune"):
+        return score(task, local, task.algorithm.personalize(local))
+
+
+def score(task: Task, local: Local, params: Params) -> Scores:
+    """Accuracy and loss on the held-out parts this client's work asks for."""
+    task.model.eval()
+    with torch.no_grad():
+        return {part: _score(task, local, params, local.work.examples(part)) for part in local.work.scored}
+
+
+def _score(task: Task, local: Local, params: Params, examples: Batch) -> Score:
+    correct, loss = 0, 0.0
+    for x, y in zip(torch.split(examples.x, EVALUATION_BATCH), torch.split(examples.y, EVALUATION_BATCH), strict=True):
+        scores = task.algorithm.predict(local, params, x)
+        correct += int((scores.argmax(1) == y).sum())
+        loss += float(functional.cross_entropy(scores, y, reduction="sum"))
+    count = len(examples.y)
+    return Score(correct / max(count, 1), loss / max(count, 1), count)
+
+
+def _settle(task: Task, message: Message, letter: Letter, client: Client, work: Work) -> Local:
+    """What a client may look at: it starts from shared as received plus personal as kept.
+
+    Copies made before a name last changed sides are void: the server's copy stands in for parameters, the initial
+    value for memory.
+    """
+    void = _void(message.personal | message.since.keys(), message.since, client.round)
+    kept = tree.select(client.params, message.personal - void)
+    start = {**message.shared, **letter.birth, **kept}
+    lost = message.personal - start.keys()
+    if lost:
+        raise LookupError(f"client {work.client} has no copy of its personal {sorted(lost)} and was sent none")
+    fresh = task.algorithm.remember_client(start)
+    memory = fresh if client.memory is None else tree.renew(client.memory, fresh, void)
+    known = client._replace(memory=tree.without(memory, message.personal))
+    local = Local(task.model, task.training, message, letter, known, work, start, _no_gradient, None, _no_fit)
+    return local._replace(fit=partial(fit, task, local))
+
+
+@contextmanager
+def _seeded(work: Work, purpose: str) -> Iterator[None]:
+    """Dropout and the like draw from a stream of this client and round, and disturb no other."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(work.seed(purpose))
+        yield
+
+
+def _void(names: Iterable[str], since: dict[str, int], round: int) -> frozenset[str]:
+    """The names of which a client that last trained in `round` (-1: never) holds nothing valid."""
+    return frozenset(name for name in names if round < since.get(name, 0))
+
+
+def fit(
+    task: Task,
+    local: Local,
+    params: Params,
+    phases: Sequence[Phase],
+    purpose: str,
+    loss: Callable[[Local, Params, Batch], Tensor] | None = None,
+) -> tuple[Params, int]:
+    """Train through the phases on the shuffled batches kept for `purpose`; returns parameters and steps taken.
+
+    With a `loss` of its own, plain steps along its gradient; else the algorithm's step.
+    """
+    algorithm, training = task.algorithm, task.training
+    stream, steps = local.work.stream(purpose), 0
+    for phase in phases:
+        names = [name for name in task.trained if name in params and tree.matches(name, phase.pattern)]
+        moving = [name for name in task.carried if name in params and tree.matches(name, phase.pattern)]
+        optimizer = (phase.optimizer or training.optimizer).slowed(training.decay**local.message.round)
+        state = optimizer.init(tree.select(params, names))
+        within = local._replace(grad=partial(_gradient, names, moving), optimizer=optimizer)
+        task.model.train([*names, *moving])
+        for batch in stream.batches(training.batch, phase.epochs):
+            if loss is None:
+                params, state = algorithm.step(within, params, state, batch)
+            else:
+                grads, moved = within.grad(lambda p, b=batch, w=within: loss(w, p, b))(params)  # type: ignore[misc]
+                params, state = optimizer.step({**params, **moved}, grads, state)
+            steps += 1
+    return params, steps
+
+
+def _gradient(
+    names: Sequence[str], moving: Sequence[str], f: Callable[[Params], Tensor]
+) -> Callable[[Params], tuple[Params, Params]]:
+    """Gradients of f for `names`, and the `moving` entries as f left them."""
+
+    def gradient(params: Params) -> tuple[Params, Params]:
+        variables = {name: params[name].detach().requires_grad_() for name in names}
+        moved = {name: params[name].clone() for name in moving}
+        value = f({**params, **variables, **moved})
+        grads = torch.autograd.grad(value, list(variables.values()), materialize_grads=True)
+        return dict(zip(names, grads, strict=True)), moved
+
+    return gradient
+
+
+def _no_gradient(f: Any) -> Any:
+    raise RuntimeError("local.grad exists while fitting: call it in loss, correct or step, or through local.fit")
+
+
+def _no_fit(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("local.fit exists outside fitting: call it in receive, finish or personalize")
+
+
+# Client to server
+
+
+class Gathered(NamedTuple):
+    replies: Replies | None  # None when nobody's reply could be used
+    dropped: dict[int, str]  # client -> why its reply was not used
+    scores: dict[int, Scores]  # of each participant's model right after training
+
+
+def gather(message: Message, params: Params, cohort: Sequence[int], answers: Iterable[tuple[int, Any]]) -> Gathered:
+    """Stack the replies of a round in the order of the cohort, leaving out every one that cannot be used.
+
+    `answers` gives (client, Reply) in any order, or (client, exception) for a client that failed.
+    """
+    asked = frozenset(cohort)
+    taken: dict[int, Reply] = {}
+    dropped: dict[int, str] = {}
+    example: Reply | None = None
+    for client, answer in answers:
+        if client in taken or client not in asked:
+            continue  # a second answer, or one nobody asked for, changes nothing
+        problem = _problem(message, params, answer, example)
+        if problem:
+            dropped[client] = problem
+        else:
+            taken[client] = answer
+            example = example or answer
+    order = [client for client in cohort if client in taken]
+    dropped |= {client: "it did not answer" for client in cohort if client not in taken and client not in dropped}
+    scores = {client: taken[client].scores for client in order}
+    return Gathered(_stack(order, taken) if order else None, dropped, scores)
+
+
+def _problem(message: Message, params: Params, answer: Any, example: Reply | None) -> str:
+    """Why an answer cannot be used; empty if it can."""
+    if isinstance(answer, Exception):
+        return f"it failed: {answer}"
+    if not isinstance(answer, Reply):
+        return f"its answer is a {type(answer).__name__}, not a reply"
+    told = message.shared.keys() | message.watched
+    for what, values, names in (("update", answer.update, told), ("trained", answer.trained, message.watched)):
+        if values.keys() != names:
+            odd = sorted(values.keys() ^ names)
+            return f"its {what} has missing or unexpected entries: {', '.join(map(str, odd[:3]))}"
+        for name, value in values.items():
+            if value.shape != params[name].shape:
+                return f"its {what} of {name} has shape {tuple(value.shape)}, not {tuple(params[name].shape)}"
+    if example is not None and _shape(answer.extra) != _shape(example.extra):
+        return "what it adds to its update has another form than the other clients'"
+    if not (isinstance(answer.examples, int) and answer.examples > 0):
+        return f"it claims {answer.examples} examples"
+    if not tree.finite((answer.update, answer.trained, answer.extra)):
+        return "its reply is not finite"
+    return ""
+
+
+def _shape(value: Any) -> Any:
+    """The form of a tree: keys and tensor shapes."""
+    if isinstance(value, dict):
+        return {key: _shape(entry) for key, entry in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_shape(entry) for entry in value)
+    return value.shape if isinstance(value, Tensor) else type(value)
+
+
+def _stack(order: Sequence[int], replies: dict[int, Reply]) -> Replies:
+    chosen = [replies[client] for client in order]
+
+    def stacked(values: Sequence[Any]) -> Any:
+        first = values[0]
+        if isinstance(first, dict):
+            return {key: stacked([value[key] for value in values]) for key in first}
+        return torch.stack(list(values)) if isinstance(first, Tensor) else torch.tensor(values)
+
+    return Replies(
+        ids=tuple(order),
+        update=stacked([reply.update for reply in chosen]),
+        trained=stacked([reply.trained for reply in chosen]),
+        extra=stacked([reply.extra for reply in chosen]),
+        examples=torch.tensor([reply.examples for reply in chosen]),
+        steps=torch.tensor([reply.steps for reply in chosen]),
+    )
+
+
+# On the server
+
+
+class Step(NamedTuple):
+    """What a round did on the server, for looking at."""
+
+    conflicts: dict[str, Conflict]
+    personal: frozenset[str]  # from now on
+
+
+def server_round(task: Task, server: Server, replies: Replies) -> tuple[Server, Step]:
+    """Measure, decide what is personal from now on, average the rest."""
+    algorithm, rule = task.algorithm, task.algorithm.personal
+    before = rule.personal(server.rule)
+    state, conflicts = rule.update(server.rule, replies, server.round)
+    after = rule.personal(state)
+    apart = before | after
+    entered, left = after - before, before - after
+
+    weights = algorithm.aggregator.weights(replies)
+    update = tree.without(replies.update, apart)
+    moved = {name: value for name, value in update.items() if name in task.trained}
+    carried = {name: value for name, value in update.items() if name not in task.trained}
+    outcome = algorithm.aggregate(
+        server._replace(
+            params=tree.select(server.params, moved),
+            optimizer=tree.without(server.optimizer, apart),
+            memory=tree.without(server.memory, apart),
+        ),
+        replies._replace(update=moved, trained={}, extra=tree.without(replies.extra, apart)),
+        task.model,
+    )
+    enters = tree.select(replies.update, entered)
+    params = {
+        **server.params,
+        **outcome.params,
+        **tree.add(tree.mean(carried, weights), server.params),
+        **tree.add(tree.mean(enters, weights), server.params),
+        **tree.mean(replies.trained, weights),
+    }
+    changed = entered | left
+    since = server.since | dict.fromkeys(entered, server.round) | dict.fromkeys(left, server.round + 1)
+    optimizer, memory = outcome.optimizer, outcome.memory
+    if changed:
+        optimizer = tree.renew(optimizer, algorithm.server.init(tree.select(params, task.trained)), changed)
+        memory = tree.renew(memory, algorithm.remember(params, task.clients), changed)
+    met = server.met | dict.fromkeys(replies.ids, server.round)
+    return Server(server.round + 1, params, optimizer, state, memory, since, met), Step(conflicts, after)

@@ -1,0 +1,81 @@
+"""The loop: a generator of rounds, the same for every algorithm and every federation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedlag import check
+from fedlag.federation import Federation
+from fedlag.flow import Letter, Message, Scores, Server
+from fedlag.round import STAGES, Step, Task, address, broadcast, gather, server_round
+
+NEWCOMER = -1  # a client nobody has met: it is sent the server's copy of everything
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Who takes part in a round: this share of all clients, drawn anew each time."""
+
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        allowed = check.number(self.fraction) and 0 < self.fraction <= 1
+        check.require(allowed, "sampling.fraction", self.fraction, "above 0 and at most 1")
+
+    def cohort(self, clients: int, seed: int, round: int) -> tuple[int, ...]:
+        size = max(1, round_half_up(self.fraction * clients))
+        generator = np.random.default_rng([seed, round, *b"cohort"])
+        return tuple(sorted(generator.choice(clients, size, replace=False).tolist()))
+
+
+class Round(NamedTuple):
+    """One finished round, for looking at."""
+
+    number: int
+    server: Server  # after the round
+    message: Message
+    letters: dict[int, Letter]
+    dropped: dict[int, str]  # participant -> why its reply was not used
+    trained: dict[int, Scores]  # participants' models right after training
+    step: Step | None  # None when no reply could be used: the server stands as it was
+
+
+def rounds(
+    task: Task,
+    server: Server,
+    federation: Federation,
+    sampling: Sampling,
+    seed: int,
+    scored: Sequence[str] = (),
+) -> Iterator[Round]:
+    """Endless rounds from where the server stands."""
+    while True:
+        cohort = sampling.cohort(task.clients, seed, server.round)
+        message = broadcast(task, server)
+        letters = {client: address(task, server, client) for client in cohort}
+        gathered = gather(message, server.params, cohort, federation.train(message, letters, scored))
+        if gathered.replies is None:
+            after, step = server._replace(round=server.round + 1), None
+        else:
+            after, step = server_round(task, server, gathered.replies)
+        yield Round(server.round, after, message, letters, gathered.dropped, gathered.scores, step)
+        server = after
+
+
+def evaluate(task: Task, server: Server, federation: Federation, stage: str = "personal") -> dict[int, Scores]:
+    """Score every client, participants or not. Stages: its own model after the broadcast, or the server's copy."""
+    check.one_of("stage", stage, STAGES)
+    message = broadcast(task, server)
+    if stage == "global":
+        letters = dict.fromkeys(range(task.clients), address(task, server, NEWCOMER))
+    else:
+        letters = {client: address(task, server, client) for client in range(task.clients)}
+    return dict(federation.evaluate(message, letters, stage))
+
+
+def round_half_up(value: float) -> int:
+    return int(value + 0.5)
