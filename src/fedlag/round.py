@@ -190,8 +190,8 @@ def fit(
         optimizer = (phase.optimizer or training.optimizer).slowed(training.decay**local.message.round)
         state = optimizer.init(tree.select(params, names))
         within = local._replace(grad=partial(_gradient, names, moving), optimizer=optimizer)
-        task.model.train([*names, *moving])
         for batch in stream.batches(training.batch, phase.epochs):
+            task.model.train(names if len(batch.y) == 1 else [*names, *moving])  # one example has no variance
             if loss is None:
                 params, state = algorithm.step(within, params, state, batch)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,14 +50,14 @@ def rounds(
     federation: Federation,
     sampling: Sampling,
     seed: int,
-    scored: Sequence[str] = (),
+    scored: Callable[[int], Sequence[str]] = lambda round: (),
 ) -> Iterator[Round]:
-    """Endless rounds from where the server stands."""
+    """Endless rounds from where the server stands; `scored` says which parts trained models are scored on."""
     while True:
         cohort = sampling.cohort(task.clients, seed, server.round)
         message = broadcast(task, server)
         letters = {client: address(task, server, client) for client in cohort}
-        gathered = gather(message, server.params, cohort, federation.train(message, letters, scored))
+        gathered = gather(message, server.params, cohort, federation.train(message, letters, scored(server.round)))
         if gathered.replies is None:
             after, step = server._replace(round=server.round + 1), None
         else:

@@ -1,0 +1,78 @@
+"""Methods side by side: the same data, partition, initial weights and sampling for all, on every core."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from fedlag import results
+from fedlag.execute import RUNS, Event, execute
+from fedlag.experiment import Experiment
+from fedlag.files import write_atomically
+
+Watch = Callable[[Experiment, Event], None]
+
+GLANCE = 0.2  # seconds between looks at the running experiments
+
+
+def compare(
+    experiments: Sequence[Experiment],
+    folder: Path | str = RUNS / "compare",
+    workers: int | None = None,
+    watch: Watch = lambda experiment, event: None,
+) -> results.Comparison:
+    """Run every experiment that isn't finished yet, each in a process of its own, and compare the results.
+
+    Leaves a run directory for each under `folder`, with `comparison.json` beside them.
+    """
+    folder = Path(folder)
+    places = [folder / f"{one.title}-s{one.seed}-{one.hash}" for one in experiments]
+    _run_all(list(zip(experiments, places, strict=True)), workers or os.cpu_count() or 1, watch)
+    comparison = results.compare([results.read(place) for place in places])
+    report = {"verdict": results.verdict(comparison), "methods": results.rows(comparison)}
+    write_atomically(folder / "comparison.json", (json.dumps(report, indent=2) + "\n").encode())
+    return comparison
+
+
+def _run_all(work: list[tuple[Experiment, Path]], workers: int, watch: Watch) -> None:
+    """In fresh processes; what they write to events.jsonl is passed to `watch` as it comes."""
+    if workers == 1 or len(work) == 1:
+        for experiment, place in work:
+            execute(experiment, place, lambda event, one=experiment: watch(one, event))  # type: ignore[misc]
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(work)), mp_context=context) as pool:
+        waiting = {pool.submit(execute, experiment, place): (experiment, place) for experiment, place in work}
+        read = dict.fromkeys((place for _, place in work), 0)
+        try:
+            while waiting:
+                time.sleep(GLANCE)
+                for future in list(waiting):
+                    _look(future, *waiting[future], read, watch)
+                    if future.done():
+                        del waiting[future]
+                        future.result()  # raises what the process raised
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _look(future: Future[Any], experiment: Experiment, place: Path, read: dict[Path, int], watch: Watch) -> None:
+    """Pass on the events written since the last look."""
+    done = future.done()
+    path = place / "events.jsonl"
+    if path.exists():
+        with path.open("rb") as file:
+            file.seek(read[place])
+            lines = file.read().split(b"\n")
+        for line in lines[:-1]:
+            watch(experiment, json.loads(line))
+        read[place] += sum(len(line) + 1 for line in lines[:-1])
+    if done:
+        watch(experiment, {"type": "finished", "folder": str(place)})

@@ -1,0 +1,257 @@
+"""An experiment: everything that determines a run's results, read from TOML and checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedlag import algorithms, check
+from fedlag.algorithm import Algorithm, Training
+from fedlag.config import KINDS, Table, class_of, make_dataclass, make_kind, table
+from fedlag.data.settings import Data
+from fedlag.errors import InputError, unknown
+from fedlag.nets import choose
+from fedlag.optim import Optimizer
+from fedlag.personal import Nothing, Rule, Union
+from fedlag.run import Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """The `[model]` table; what is None is the architecture's own default."""
+
+    name: str = "mlp"
+    norm: str | None = None
+    hidden: tuple[int, ...] | None = None
+    shortcut: str | None = None
+
+    def __post_init__(self) -> None:
+        choose(self.name, norm=self.norm, hidden=self.hidden, shortcut=self.shortcut)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The `[compare]` table: which methods stand side by side, over how many seeds.
+
+    A method is a name, or a table with `name`, an optional `label`, its own settings and `personal`.
+    """
+
+    methods: tuple[Any, ...] = ("local", "fedavg", "fedavg-ft", "fedper", "warmstart", "fedlag")
+    seeds: int = 3
+    redraw: bool = True  # every seed also draws its own partition
+
+    def __post_init__(self) -> None:
+        check.count("compare.seeds", self.seeds, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that determines a run's results."""
+
+    algorithm: Algorithm
+    method: str  # the registered name of the algorithm
+    label: str = ""
+    seed: int = 0  # of initial weights, sampling and shuffles; the partition has its own, data.seed
+    rounds: int = 100
+    evaluate_every: int = 1
+    data: Data = field(default_factory=Data)
+    model: Architecture = field(default_factory=Architecture)
+    training: Training = field(default_factory=Training)
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        check.count("seed", self.seed)
+        check.count("rounds", self.rounds, least=1)
+        check.count("evaluate_every", self.evaluate_every, least=1)
+
+    @property
+    def title(self) -> str:
+        return self.label or self.method
+
+    @property
+    def hash(self) -> str:
+        """Names the run: equal settings, equal hash, wherever the data lie and whatever the run is called."""
+        settings = {key: value for key, value in self.table().items() if key != "label"}
+        settings["data"] = {key: value for key, value in settings["data"].items() if key != "root"}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+    def table(self) -> Table:
+        """As TOML holds it, every default spelt out. Reading it back gives the same experiment."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        algorithm, training = own.pop("algorithm"), table(own.pop("training"))
+        settings = {"name": own.pop("method"), **table(algorithm)}
+        rules = settings.pop("personal")
+        optimizer = training.pop("optimizer")
+        return {
+            **table(own),
+            "algorithm": settings,
+            "personal": [table(rule) for rule in flat(algorithm.personal)] if rules else [],
+            "training": {**training, "optimizer": optimizer.pop("kind"), **optimizer},
+        }
+
+    def toml(self) -> str:
+        return tomli_w.dumps(self.table())
+
+
+def read(source: Path | str | Mapping[str, Any], *overrides: str) -> tuple[Experiment, Comparison]:
+    """An experiment from a TOML file or a table, changed by overrides such as `training.lr=0.1`."""
+    settings = dict(source) if isinstance(source, Mapping) else _file(Path(source))
+    for override in overrides:
+        settings = _override(settings, override)
+    comparison = make_dataclass(Comparison, settings.pop("compare", {}), "compare")
+    return experiment(settings), comparison
+
+
+def load(source: Path | str | Mapping[str, Any], *overrides: str) -> Experiment:
+    """Like `read`, without the comparison."""
+    return read(source, *overrides)[0]
+
+
+def experiment(settings: Mapping[str, Any]) -> Experiment:
+    """Build and check an experiment from a table."""
+    settings = dict(settings)
+    method = _named(settings.pop("algorithm", "fedavg"), "algorithm")
+    name = method.pop("name", "fedavg")
+    factory = algorithms.find(name)
+    own = _rules(factory().personal, settings.pop("personal", {}))
+    algorithm = make_dataclass(factory, method, "algorithm", personal=own)
+    training = _training(settings.pop("training", {}))
+    return make_dataclass(  # type: ignore[no-any-return]
+        Experiment, settings, "", algorithm=algorithm, method=name, training=training
+    )
+
+
+def variants(base: Mapping[str, Any], comparison: Comparison) -> list[Experiment]:
+    """One experiment for every method and seed of a comparison; all share data, model and training."""
+    made = []
+    for entry in comparison.methods:
+        method = _named(entry, "compare.methods")
+        label, personal = method.pop("label", ""), method.pop("personal", None)
+        rule = algorithms.find(method.get("name", "fedavg"))().personal
+        for seed in range(comparison.seeds):
+            one = experiment(
+                {
+                    **base,
+                    "algorithm": method,
+                    "label": label,
+                    "personal": _understood(rule, base.get("personal", {})) if personal is None else personal,
+                }
+            )
+            data = dataclasses.replace(one.data, seed=one.data.seed + seed) if comparison.redraw else one.data
+            made.append(dataclasses.replace(one, seed=one.seed + seed, data=data))
+    return made
+
+
+def flat(rule: Rule) -> list[Rule]:
+    """The rules a rule is made of, without those that do nothing."""
+    if isinstance(rule, Union):
+        return flat(rule.left) + flat(rule.right)
+    return [] if isinstance(rule, Nothing) else [rule]
+
+
+def _rules(own: Rule, given: Any) -> Rule:
+    """The algorithm's own rule as changed by the `[personal]` table, or by a list of such tables.
+
+    Settings of a rule the algorithm has change that rule; any other rule is added. Without a `kind`, settings belong
+    to the algorithm's rule that knows them all, else to LAG.
+    """
+    rules = flat(own)
+    for entry in given if isinstance(given, list) else [given] if given else []:
+        settings = {"kind": entry} if isinstance(entry, str) else dict(entry)
+        kinds = KINDS[Rule]
+        if "kind" in settings and settings["kind"] not in kinds:
+            raise unknown("personal.kind", str(settings["kind"]), kinds)
+        fitting = [
+            place
+            for place, rule in enumerate(rules)
+            if (type(rule) is kinds[settings["kind"]] if "kind" in settings else settings.keys() <= _settings(rule))
+        ]
+        if fitting:
+            kind = next(name for name, cls in kinds.items() if cls is type(rules[fitting[0]]))
+            changed = {**table(rules[fitting[0]]), **settings, "kind": kind}
+            rules[fitting[0]] = make_kind(Rule, changed, "personal")
+        else:
+            rules.append(make_kind(Rule, settings, "personal", default="lag"))
+    made: Rule = Nothing()
+    for rule in rules:
+        made = rule if isinstance(made, Nothing) else made | rule
+    return made
+
+
+def _understood(rule: Rule, given: Any) -> Any:
+    """Of shared `[personal]` settings, those that the method's own rules know."""
+    if not isinstance(given, Mapping):
+        return given
+    known = set[str]().union(*(_settings(own) for own in flat(rule)))
+    return {key: value for key, value in given.items() if key in known}
+
+
+def _settings(rule: Rule) -> set[str]:
+    return {f.name for f in dataclasses.fields(rule)}  # type: ignore[arg-type]
+
+
+def _training(given: Any) -> Training:
+    """The `[training]` table: the optimiser is named, and its settings stand beside the others."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"training = {given!r} is not allowed; it must be a table of settings.")
+    kind = given.get("optimizer", "sgd")
+    if kind not in KINDS[Optimizer]:
+        raise unknown("training.optimizer", str(kind), KINDS[Optimizer])
+    optimizer = KINDS[Optimizer][kind]
+    theirs = {f.name for f in dataclasses.fields(class_of(optimizer))}
+    ours = {f.name for f in dataclasses.fields(Training)} - {"optimizer"}
+    for key in given:
+        if key not in theirs | ours | {"optimizer"}:
+            raise unknown("setting", f"training.{key}", [f"training.{name}" for name in (*ours, *theirs, "optimizer")])
+    settings = {key: value for key, value in given.items() if key in theirs}
+    rest = {key: value for key, value in given.items() if key in ours}
+    made = make_dataclass(optimizer, settings, "training")
+    return make_dataclass(Training, rest, "training", optimizer=made)  # type: ignore[no-any-return]
+
+
+def _named(value: Any, where: str) -> Table:
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise InputError(f"{where} = {value!r} is not allowed; it must be a method's name or a table with the key 'name'.")
+
+
+def _file(path: Path) -> Table:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"The experiment file {path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"The experiment file {path} is not valid TOML: {error}.") from error
+
+
+def _override(settings: Table, override: str) -> Table:
+    """Set a dotted key, `data.alpha=0.5`; the value is TOML, or text where it isn't."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"{override!r} is not an override; write key=value, for example training.lr=0.1.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    return _set(settings, key.strip().split("."), value, key)
+
+
+def _set(settings: Any, path: Iterable[str], value: Any, key: str) -> Table:
+    first, *rest = path
+    if isinstance(settings, list) and settings:  # [[personal]]: the rule listed last
+        return [*settings[:-1], _set(settings[-1], path, value, key)]  # type: ignore[return-value]
+    if isinstance(settings, str):
+        settings = {"name": settings}
+    if not isinstance(settings, Mapping):
+        raise InputError(f"The override {key!r} goes below a single value.")
+    return {**settings, first: _set(settings.get(first, {}), rest, value, key) if rest else value}
