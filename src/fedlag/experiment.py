@@ -101,36 +101,36 @@ class Experiment:
         return tomli_w.dumps(self.table())
 
 
-def read(source: Path | str | Mapping[str, Any], *overrides: str) -> tuple[Experiment, Comparison]:
-    """An experiment from a TOML file or a table, changed by overrides such as `training.lr=0.1`."""
-    settings = dict(source) if isinstance(source, Mapping) else _file(Path(source))
+def settings(source: Path | str | Mapping[str, Any], *overrides: str) -> Table:
+    """The plain table of a TOML file (or of a table), changed by overrides such as `training.lr=0.1`."""
+    made = dict(source) if isinstance(source, Mapping) else _file(Path(source))
     for override in overrides:
-        settings = _override(settings, override)
-    comparison = make_dataclass(Comparison, settings.pop("compare", {}), "compare")
-    return experiment(settings), comparison
+        made = _override(made, override)
+    return made
 
 
 def load(source: Path | str | Mapping[str, Any], *overrides: str) -> Experiment:
-    """Like `read`, without the comparison."""
-    return read(source, *overrides)[0]
+    """One experiment, checked."""
+    return experiment(settings(source, *overrides))
 
 
-def experiment(settings: Mapping[str, Any]) -> Experiment:
-    """Build and check an experiment from a table."""
-    settings = dict(settings)
-    method = _named(settings.pop("algorithm", "fedavg"), "algorithm")
+def experiment(given: Mapping[str, Any]) -> Experiment:
+    """Build and check an experiment from a table; its `compare` table is left to `variants`."""
+    rest = {key: value for key, value in given.items() if key != "compare"}
+    method = _named(rest.pop("algorithm", "fedavg"), "algorithm")
     name = method.pop("name", "fedavg")
     factory = algorithms.find(name)
-    own = _rules(factory().personal, settings.pop("personal", {}))
+    own = _rules(factory().personal, rest.pop("personal", {}))
     algorithm = make_dataclass(factory, method, "algorithm", personal=own)
-    training = _training(settings.pop("training", {}))
+    training = _training(rest.pop("training", {}))
     return make_dataclass(  # type: ignore[no-any-return]
-        Experiment, settings, "", algorithm=algorithm, method=name, training=training
+        Experiment, rest, "", algorithm=algorithm, method=name, training=training
     )
 
 
-def variants(base: Mapping[str, Any], comparison: Comparison) -> list[Experiment]:
-    """One experiment for every method and seed of a comparison; all share data, model and training."""
+def variants(base: Mapping[str, Any]) -> list[Experiment]:
+    """One experiment for every method and seed of the `compare` table; all share data, model and training."""
+    comparison = make_dataclass(Comparison, base.get("compare", {}), "compare")
     made = []
     for entry in comparison.methods:
         method = _named(entry, "compare.methods")

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
 
 from fedlag import checkpoint, layers, nets
@@ -23,7 +24,7 @@ from fedlag.errors import InputError
 from fedlag.experiment import Experiment, load
 from fedlag.federation import Federation
 from fedlag.federation.sequential import Sequential
-from fedlag.federation.work import HELD_OUT
+from fedlag.federation.work import HELD_OUT, Source
 from fedlag.files import write_atomically
 from fedlag.flow import Batch, Scores, Server
 from fedlag.net import Model
@@ -55,7 +56,7 @@ def prepare(experiment: Experiment) -> Prepared:
     choice = experiment.model
     net = nets.build(
         choice.name,
-        federated.dataset.shape,
+        federated.dataset.x.shape[1:],
         federated.dataset.classes,
         norm=choice.norm,
         hidden=choice.hidden,
@@ -63,7 +64,7 @@ def prepare(experiment: Experiment) -> Prepared:
         seed=experiment.seed,
     )
     task, server = begin(experiment.algorithm, Model(net), experiment.training, federated.clients, experiment.seed)
-    source, sampling = federated.examples, experiment.sampling
+    source, sampling = _own(federated), experiment.sampling
     if experiment.algorithm.pooled:
         source, sampling = _pooled(federated), Sampling(fraction=1 / federated.clients)
     return Prepared(federated, task, server, Sequential(task, source, experiment.seed), sampling)
@@ -87,10 +88,13 @@ def execute(experiment: Experiment, folder: Path | str | None = None, notify: No
 
 def resume(folder: Path | str, notify: Notify = lambda event: None) -> Path:
     """Continue an interrupted run; its directory knows its experiment."""
-    folder = Path(folder)
-    if not (folder / "experiment.toml").exists():
+    must_be_a_run(folder)
+    return execute(load(Path(folder) / "experiment.toml"), folder, notify)
+
+
+def must_be_a_run(folder: Path | str) -> None:
+    if not (Path(folder) / "experiment.toml").exists():
         raise InputError(f"{folder} is not a run: it has no experiment.toml. `fedlag list runs` shows what there is.")
-    return execute(load(folder / "experiment.toml"), folder, notify)
 
 
 def _work(experiment: Experiment, folder: Path, manifest: Event, notify: Notify) -> None:
@@ -181,10 +185,17 @@ def _event(
     }
 
 
-def _pooled(federated: Federated) -> Callable[[int, str], Batch]:
+def _own(federated: Federated) -> Source:
+    """Everybody has its own examples."""
+    return lambda client, part: Batch(*federated.examples(client, part))
+
+
+def _pooled(federated: Federated) -> Source:
     """Everybody trains on everybody's examples, and is scored on its own."""
-    everything = federated.pooled("train")
-    return lambda client, part: everything if part == "train" else federated.examples(client, part)
+    own = _own(federated)
+    everything = [own(client, "train") for client in range(federated.clients)]
+    together = Batch(torch.cat([batch.x for batch in everything]), torch.cat([batch.y for batch in everything]))
+    return lambda client, part: together if part == "train" else own(client, part)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlag import results
-from fedlag.execute import RUNS, Event, execute
+from fedlag.execution import RUNS, Event, execute
 from fedlag.experiment import Experiment
 from fedlag.files import write_atomically
 
@@ -67,12 +67,9 @@ def _look(future: Future[Any], experiment: Experiment, place: Path, read: dict[P
     """Pass on the events written since the last look."""
     done = future.done()
     path = place / "events.jsonl"
-    if path.exists():
-        with path.open("rb") as file:
-            file.seek(read[place])
-            lines = file.read().split(b"\n")
-        for line in lines[:-1]:
-            watch(experiment, json.loads(line))
-        read[place] += sum(len(line) + 1 for line in lines[:-1])
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for line in lines[read[place] :]:
+        watch(experiment, json.loads(line))
+    read[place] = len(lines)
     if done:
         watch(experiment, {"type": "finished", "folder": str(place)})

@@ -1,0 +1,264 @@
+"""The command line: it parses and prints. Everything it does is a function of the package."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedlag.errors import InputError
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class Commands(click.Group):
+    """Commands in the order a newcomer meets them; refusals as one sentence and exit code 2."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            click.echo(f"Error: {error}", err=True)
+            sys.exit(2)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            click.echo(f"Error: {error.filename or 'a file'} cannot be used: {error.strerror or error}.", err=True)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            click.echo(
+                "Interrupted. The same command, or `fedlag resume RUN`, goes on from the last checkpoint.", err=True
+            )
+            sys.exit(130)
+
+
+def _changes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """Arguments as (experiment file or None, overrides)."""
+    files = [value for value in values if "=" not in value]
+    if len(files) > 1:
+        raise click.BadParameter(f"at most one experiment file; given were {', '.join(files)}")
+    return (files[0] if files else None), tuple(value for value in values if "=" in value)
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    """Files, dotted settings and method names for the shell."""
+    from click.shell_completion import CompletionItem
+
+    if incomplete.startswith("algorithm="):
+        from fedlag.algorithms import REGISTRY
+
+        names = [f"algorithm={name}" for name in REGISTRY]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    keys = [f"{key}=" for key in SETTINGS]
+    found = [CompletionItem(key) for key in keys if incomplete and key.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
+
+
+SETTINGS = (
+    *("algorithm", "seed", "rounds", "evaluate_every", "sampling.fraction"),
+    *("personal.k", "personal.xi", "personal.warmup", "personal.mode", "personal.unit", "personal.norm"),
+    *("data.name", "data.root", "data.clients", "data.split", "data.alpha", "data.seed", "data.limit"),
+    *("model.name", "model.norm", "model.hidden"),
+    *("training.lr", "training.batch", "training.epochs", "training.momentum", "training.weight_decay"),
+)
+
+changes = click.argument("changes", nargs=-1, callback=_changes, metavar="[EXPERIMENT.toml] [KEY=VALUE]...",
+                         shell_complete=_complete)  # fmt: skip
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a machine to read.")
+
+
+@click.group(cls=Commands, context_settings=CONTEXT)
+@click.version_option(package_name="fedlag")
+def main() -> None:
+    """Personalised federated learning that people can trust.
+
+    Many clients train one model without pooling their data. FedLAG watches the updates they send: a layer in which
+    many pairs of clients move in opposite directions stays personal for the next round, all others are averaged.
+
+    \b
+    Start here:    fedlag compare                              real digits, six methods, under a minute
+    One run:       fedlag run algorithm=fedlag data.name=mnist data.alpha=0.1
+    From a file:   fedlag run experiment.toml algorithm=fedper personal.k=3
+    What exists:   fedlag list methods                         also: models, data, runs
+    """
+
+
+@main.command()
+@changes
+@click.option("--out", type=click.Path(path_type=Path), help="Directory of all runs of this comparison.")
+@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@as_json
+def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
+    """Methods side by side on the same data, weights and sampling.
+
+    Without a file: the handwritten digits that come with fedlag, 20 clients with skewed labels, three seeds. Which
+    methods stand in a comparison is its [compare] table; [personal] settings reach the methods that know them.
+
+    \b
+    fedlag compare
+    fedlag compare data.alpha=0.5 compare.seeds=5
+    fedlag compare experiment.toml compare.methods='["local","fedavg","fedlag"]'
+    """
+    from fedlag import comparison as comparing
+    from fedlag import console, execution, experiment, results
+
+    source, overrides = changes
+    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides)
+    experiments = experiment.variants(base)
+    folder = out or execution.RUNS / f"compare-{Path(source).stem if source else 'demo'}"
+    with console.watching(experiments, quiet=as_json) as watch:
+        comparison = comparing.compare(experiments, folder, workers, watch)
+    if as_json:
+        click.echo((folder / "comparison.json").read_text(encoding="utf-8"), nl=False)
+        return
+    console.show_comparison(comparison)
+    console.say(results.verdict(comparison))
+    console.say(f"Results: {folder}/ (comparison.json, and a directory of tables for every run)")
+
+
+@main.command()
+@changes
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="The run's directory; named by method, seed and hash unless given."
+)
+@as_json
+def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, as_json: bool) -> None:
+    """Run one experiment; an interrupted one goes on from its last checkpoint.
+
+    \b
+    fedlag run algorithm=fedlag rounds=50
+    fedlag run experiment.toml algorithm=fedper personal.k=3 data.alpha=0.5
+    """
+    from fedlag import console, execution, experiment
+
+    source, overrides = changes
+    one = experiment.load(source or {}, *overrides)
+    with console.watching([one], quiet=as_json) as watch:
+        folder = execution.execute(one, out, lambda event: watch(one, event))
+    _show([folder], as_json)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="RUN")
+@as_json
+def resume(folder: Path, as_json: bool) -> None:
+    """Continue an interrupted run from its last checkpoint, to the same bits as if it had never stopped."""
+    from fedlag import console, execution, experiment
+
+    execution.must_be_a_run(folder)
+    one = experiment.load(folder / "experiment.toml")
+    with console.watching([one], quiet=as_json) as watch:
+        execution.resume(folder, lambda event: watch(one, event))
+    _show([folder], as_json)
+
+
+@main.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@as_json
+def show(folders: tuple[Path, ...], as_json: bool) -> None:
+    """What came out of one run or several."""
+    _show(list(folders), as_json)
+
+
+def _show(folders: list[Path], as_json: bool) -> None:
+    from fedlag import console, execution, results
+
+    for folder in folders:
+        execution.must_be_a_run(folder)
+    runs = [results.read(folder) for folder in folders]
+    if as_json:
+        click.echo(json.dumps([results.as_row(results.summarise(run)) for run in runs], indent=2))
+        return
+    console.show_runs(runs)
+
+
+@main.command("list")
+@click.argument("what", type=click.Choice(["methods", "models", "data", "runs"]))
+@click.option("--in", "folder", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs lie.")
+@as_json
+def list_(what: str, folder: Path, as_json: bool) -> None:
+    """What there is: methods, models, data or runs."""
+    from fedlag import catalogue, console
+
+    rows = catalogue.runs(folder) if what == "runs" else getattr(catalogue, what)()
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        console.show_rows(rows, nothing=f"No {what} in {folder}." if what == "runs" else f"No {what}.")
+
+
+@main.command()
+@changes
+@as_json
+def data(changes: tuple[str | None, tuple[str, ...]], as_json: bool) -> None:
+    """How an experiment's data are divided: examples and labels of every client.
+
+    \b
+    fedlag data data.name=cifar10 data.alpha=0.1 data.clients=100
+    """
+    from fedlag import console, experiment
+    from fedlag.data.federated import federate
+
+    source, overrides = changes
+    federated = federate(experiment.load(source or {}, *overrides).data)
+    rows = federated.summary()
+    if as_json:
+        click.echo(json.dumps({"hash": federated.hash, "clients": rows}, indent=2))
+        return
+    console.show_rows(rows)
+    console.say(f"{federated.dataset.name}: {federated.clients} clients, partition {federated.hash[:12]}")
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="UPDATE.safetensors...")
+@click.option(
+    "--before", type=click.Path(path_type=Path), help="The weights all clients started from; FILES then hold weights."
+)
+@click.option("--xi", default=0.0, show_default=True, help="A pair of clients conflicts when its cosine is below.")
+@click.option("--unit", default="module", show_default=True, type=click.Choice(["module", "tensor"]))
+@as_json
+def analyze(files: tuple[Path, ...], before: Path | None, xi: float, unit: str, as_json: bool) -> None:
+    """In which layers do clients conflict? For update files of any framework, one file per client."""
+    from fedlag import analyze as analysis
+    from fedlag import console
+
+    rows = analysis.as_rows(analysis.analyze_files(files, before, xi, unit))
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        console.show_rows(rows)
+
+
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/toy"), show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@as_json
+def toy(out: Path, seed: int, as_json: bool) -> None:
+    """The paper's two-dimensional example: four domains, two boundaries, and the figure that explains conflicts."""
+    from fedlag import console
+    from fedlag import toy as example
+
+    result = example.toy(out, seed)
+    if as_json:
+        click.echo((out / "toy.json").read_text(encoding="utf-8"), nl=False)
+        return
+    for sentence in result.summary:
+        console.say(sentence)
+    console.say(f"Figures: {out}/")
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print shell completion: `eval "$(fedlag completion bash)"`."""
+    from click.shell_completion import get_completion_class
+
+    made = get_completion_class(shell)
+    if made is not None:
+        click.echo(made(main, {}, "fedlag", "_FEDLAG_COMPLETE").source())

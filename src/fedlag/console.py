@@ -1,0 +1,107 @@
+"""What a person sees in the terminal: live progress, tables, sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedlag import results
+from fedlag.experiment import Experiment
+
+Watch = Callable[[Experiment, dict[str, Any]], None]
+
+console = Console()
+
+
+def say(sentence: str) -> None:
+    console.print(sentence, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def watching(experiments: Sequence[Experiment], quiet: bool = False) -> Iterator[Watch]:
+    """A line for every method while it runs: rounds, accuracy, what is personal, time left; and one for all."""
+    if quiet:
+        yield lambda experiment, event: None
+        return
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[personal]}"),
+        console=console,
+    )
+    lines: dict[str, TaskID] = {}
+    for one in experiments:
+        if one.title not in lines:
+            total = sum(other.rounds for other in experiments if other.title == one.title)
+            lines[one.title] = progress.add_task(one.title, total=total, accuracy="", personal="")
+    everything = sum(one.rounds for one in experiments)
+    overall = progress.add_task("[bold]all", total=everything, accuracy="", personal="") if len(lines) > 1 else None
+    reached = {one.hash: 0 for one in experiments}
+
+    def watch(experiment: Experiment, event: dict[str, Any]) -> None:
+        line = lines[experiment.title]
+        number = experiment.rounds if event["type"] == "finished" else event["round"]
+        advance, reached[experiment.hash] = number - reached[experiment.hash], number
+        fields: dict[str, Any] = {}
+        if event["type"] == "round":
+            if event["validation_accuracy"] is not None:
+                fields["accuracy"] = f"validation {event['validation_accuracy']:.1%}"
+            fields["personal"] = _personal(event["personal"])
+            for client, reason in event["dropped"].items():
+                progress.print(f"{experiment.title}, round {number}: client {client} was left out: {reason}")
+            if event["skipped"]:
+                progress.print(f"{experiment.title}, round {number}: no reply could be used; the round was skipped.")
+        progress.update(line, advance=advance, **fields)
+        if overall is not None:
+            progress.update(overall, advance=advance)
+
+    with progress:
+        yield watch
+
+
+def _personal(layers: Sequence[str]) -> str:
+    if not layers:
+        return "nothing personal"
+    return "personal: " + (", ".join(layers) if len(layers) <= 3 else f"{len(layers)} layers")
+
+
+def show_rows(rows: Sequence[Any], nothing: str = "Nothing to show.") -> None:
+    """Rows of plain values (dicts or named tuples) as a table; the first says the columns."""
+    if not rows:
+        say(nothing)
+        return
+    plain = [row if isinstance(row, Mapping) else row._asdict() for row in rows]
+    table = Table(box=box.SIMPLE_HEAD)
+    for column, value in plain[0].items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        table.add_column(str(column).replace("_", " "), justify="right" if number else "left", overflow="fold")
+    for row in plain:
+        table.add_row(*(_cell(value) for value in row.values()))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def show_comparison(comparison: results.Comparison) -> None:
+    """The table of a comparison: accuracies in percent, gains in points, spreads over seeds."""
+    show_rows(results.printable(comparison))
+
+
+def show_runs(runs: Sequence[results.Run]) -> None:
+    show_rows([results.as_row(results.summarise(run)) for run in runs])
