@@ -225,7 +225,7 @@ def data(changes: tuple[str | None, tuple[str, ...]], as_json: bool) -> None:
 @as_json
 def analyze(files: tuple[Path, ...], before: Path | None, xi: float, unit: str, as_json: bool) -> None:
     """In which layers do clients conflict? For update files of any framework, one file per client."""
-    from fedlag import analyze as analysis
+    from fedlag import analysis as analysis
     from fedlag import console
 
     rows = analysis.as_rows(analysis.analyze_files(files, before, xi, unit))

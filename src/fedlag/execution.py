@@ -23,7 +23,7 @@ from fedlag.data.federated import Federated, federate
 from fedlag.errors import InputError
 from fedlag.experiment import Experiment, load
 from fedlag.federation import Federation
-from fedlag.federation.sequential import Sequential
+from fedlag.federation.sequential import Sequential, one_thread
 from fedlag.federation.work import HELD_OUT, Source
 from fedlag.files import write_atomically
 from fedlag.flow import Batch, Scores, Server
@@ -82,7 +82,8 @@ def execute(experiment: Experiment, folder: Path | str | None = None, notify: No
         if manifest.get("finished"):
             notify({"type": "finished", "folder": str(folder), "seconds": manifest["seconds"]})
             return folder
-        _work(experiment, folder, manifest, notify)
+        with one_thread():
+            _work(experiment, folder, manifest, notify)
     return folder
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedlag import analyze, divergence
+from fedlag import analysis, divergence
 from fedlag.errors import InputError
 
 
@@ -42,7 +42,7 @@ def flat(*tensors):
 
 def test_weight_and_bias_of_a_module_are_one_layer(write):
     clients = [model(seed) for seed in range(5)]
-    found = analyze.analyze_files(write(*clients), xi=-0.1)
+    found = analysis.analyze_files(write(*clients), xi=-0.1)
     assert set(found) == {"conv1", "temperature"}
     joined = flat([c["conv1.weight"] for c in clients], [c["conv1.bias"] for c in clients])
     expected = divergence.conflict(divergence.gram([joined]), xi=-0.1)
@@ -51,20 +51,20 @@ def test_weight_and_bias_of_a_module_are_one_layer(write):
 
 
 def test_each_tensor_can_be_a_layer_and_integers_are_none(write):
-    found = analyze.analyze_files(write(model(0), model(1)), unit="tensor")
+    found = analysis.analyze_files(write(model(0), model(1)), unit="tensor")
     assert set(found) == {"conv1.weight", "conv1.bias", "temperature"}
 
 
 def test_with_weights_before_updates_are_differences(write):
     start, *ends = [model(seed) for seed in range(4)]
     *files, before = write(*ends, start)
-    layer = analyze.read_updates(files, before)["conv1"]
+    layer = analysis.read_updates(files, before)["conv1"]
     for name, block in zip(layer.tensors, layer, strict=True):
         assert torch.equal(block, torch.stack([end[name] - start[name] for end in ends]))
 
 
 def test_a_layer_can_be_read_again(write):
-    layer = analyze.read_updates(write(model(0), model(1)))["temperature"]
+    layer = analysis.read_updates(write(model(0), model(1)))["temperature"]
     assert torch.equal(next(iter(layer)), next(iter(layer)))
 
 
@@ -72,18 +72,18 @@ def test_differences_of_half_precision_weights_are_exact(write):
     start = {"w": torch.tensor([1.0, 256.0]).bfloat16()}
     ends = [{"w": torch.tensor([1.0078125, 258.0]).bfloat16()}, {"w": torch.tensor([0.0, 1.0 / 256]).bfloat16()}]
     *files, before = write(*ends, start)
-    (block,) = analyze.read_updates(files, before)["w"]
+    (block,) = analysis.read_updates(files, before)["w"]
     assert block.tolist() == [[0.0078125, 2.0], [-1.0, 1 / 256 - 256]]
 
 
 def test_double_precision_stays_double(write):
-    (block,) = analyze.read_updates(write(*[{"w": torch.tensor([1e-300], dtype=torch.float64)}] * 2))["w"]
+    (block,) = analysis.read_updates(write(*[{"w": torch.tensor([1e-300], dtype=torch.float64)}] * 2))["w"]
     assert block.tolist() == [[1e-300]] * 2
 
 
 def test_reading_one_layer_reads_no_other(write):
     sound, poisoned = torch.ones(3), torch.tensor([0.0, float("nan")])
-    layers = analyze.read_updates(write(*[{"sound": sound, "poisoned": poisoned}] * 2))
+    layers = analysis.read_updates(write(*[{"sound": sound, "poisoned": poisoned}] * 2))
     assert next(iter(layers["sound"])).shape == (2, 3)
     with pytest.raises(InputError, match="poisoned"):
         next(iter(layers["poisoned"]))
@@ -94,7 +94,7 @@ def test_rows_are_plain_values_in_the_order_fedlag_would_choose(write):
     first = {"calm": x, "calm too": x, "mild": x, "opposite": x}
     second = {"calm": x, "calm too": x, "mild": y - 0.1 * x, "opposite": -x}
     files = write(*[{name: value.clone() for name, value in client.items()} for client in (first, second)])
-    rows = analyze.as_rows(analyze.analyze_files(files))
+    rows = analysis.as_rows(analysis.analyze_files(files))
     assert [row["layer"] for row in rows] == ["opposite", "mild", "calm", "calm too"]
     assert json.loads(json.dumps(rows)) == rows
     assert rows[0] == {
@@ -110,21 +110,21 @@ def test_rows_are_plain_values_in_the_order_fedlag_would_choose(write):
 @pytest.mark.parametrize("given", [0, 1])
 def test_fewer_than_two_clients_are_refused(write, given):
     with pytest.raises(InputError, match=f"{given} file"):
-        analyze.read_updates(write(*[model(0)] * given))
+        analysis.read_updates(write(*[model(0)] * given))
 
 
 def test_the_same_file_twice_is_refused(write):
     first, second = write(model(0), model(1))
     with pytest.raises(InputError, match=r"client1\.safetensors is given twice"):
-        analyze.read_updates([first, second, second])
+        analysis.read_updates([first, second, second])
     with pytest.raises(InputError, match=r"client0\.safetensors is given twice"):
-        analyze.read_updates([first, second], before=first.parent / ".." / first.parent.name / first.name)
+        analysis.read_updates([first, second], before=first.parent / ".." / first.parent.name / first.name)
 
 
 @pytest.mark.parametrize("unit", ["modules", "layer"])
 def test_an_unknown_unit_is_refused(write, unit):
     with pytest.raises(InputError, match="Known: module, tensor"):
-        analyze.read_updates(write(model(0), model(1)), unit=unit)
+        analysis.read_updates(write(model(0), model(1)), unit=unit)
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
@@ -133,19 +133,19 @@ def test_a_tensor_missing_from_one_file_is_named_with_the_file(write, odd):
     del clients[odd]["conv1.bias"]
     *files, before = write(*clients)
     with pytest.raises(InputError, match=rf"client{odd}\.safetensors has no .*'conv1.bias'"):
-        analyze.read_updates(files, before)
+        analysis.read_updates(files, before)
 
 
 def test_an_integer_tensor_is_no_stand_in_for_a_floating_one(write):
     files = write(model(0), model(1) | {"temperature": torch.tensor(1)})
     with pytest.raises(InputError, match=r"client1\.safetensors has no floating-point tensor 'temperature'"):
-        analyze.read_updates(files)
+        analysis.read_updates(files)
 
 
 def test_another_shape_is_named_with_the_tensor_and_the_file(write):
     files = write(model(0), model(1), model(2) | {"conv1.bias": torch.ones(5)})
     with pytest.raises(InputError, match=r"'conv1\.bias' is of shape \[5\] in .*client2\.safetensors, but \[4\]"):
-        analyze.read_updates(files)
+        analysis.read_updates(files)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -155,12 +155,12 @@ def test_values_that_are_not_finite_are_named_with_the_tensor_and_the_file(write
     clients[odd]["conv1.weight"][1, 2, 0, 1] = poison
     *files, before = write(*clients)
     with pytest.raises(InputError, match=rf"client{odd}\.safetensors holds NaN or infinite values in 'conv1\.weight'"):
-        analyze.analyze_files(files, before)
+        analysis.analyze_files(files, before)
 
 
 def test_files_without_floating_point_tensors_are_refused(write):
     with pytest.raises(InputError, match=r"client0\.safetensors holds no floating-point tensors"):
-        analyze.read_updates(write({"n": torch.tensor(1)}, {"n": torch.tensor(2)}))
+        analysis.read_updates(write({"n": torch.tensor(1)}, {"n": torch.tensor(2)}))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "text", "missing", "folder"])
@@ -173,12 +173,12 @@ def test_what_is_no_whole_safetensors_file_is_named(write, damage):
     elif damage != "missing":
         bad.write_bytes({"truncated": whole[:-3], "empty": b"", "text": b"weights, honestly" * 9}[damage])
     with pytest.raises(InputError, match=r"client1\.safetensors cannot be read as safetensors"):
-        analyze.read_updates([good, bad])
+        analysis.read_updates([good, bad])
 
 
 def test_a_file_that_vanishes_while_reading_is_named(write):
     files = write(model(0), model(1))
-    layers = analyze.read_updates(files)
+    layers = analysis.read_updates(files)
     os.remove(files[1])
     with pytest.raises(InputError, match=r"client1\.safetensors cannot be read"):
         divergence.analyze(layers)
@@ -187,7 +187,7 @@ def test_a_file_that_vanishes_while_reading_is_named(write):
 READER = """
 import re, sys
 import torch
-from fedlag.analyze import analyze_files
+from fedlag.analysis import analyze_files
 
 def memory(field):  # of this process alone; getrusage would start from the peak of its parent
     with open("/proc/self/status") as status:
