@@ -59,6 +59,14 @@ class Extension(NamedTuple):
     carried: Params
 
 
+class Finish(NamedTuple):
+    """What a client ends a round with."""
+
+    memory: Tree
+    extra: Tree  # what it tells the server besides its update
+    contribution: Params | None = None  # what it gives to the average, where that is not simply where training ended
+
+
 class Outcome(NamedTuple):
     """What an aggregation returns."""
 
@@ -72,7 +80,7 @@ class Algorithm:
     """A federated method. Override the first of these that says what the paper says:
 
     a field's value; then `loss`, `correct`, `phases`, `step`; then `message`, `letter`, `remember`, `remember_client`,
-    `finish`; `receive`, `aggregate`, `personalize` and `predict` last. Every method is pure.
+    `prepare`, `finish`; `receive`, `aggregate`, `deployed`, `personalize`, `predict` last. Every method is pure.
     """
 
     personal: Rule = Nothing()
@@ -80,7 +88,9 @@ class Algorithm:
     server: Optimizer = SGD(lr=1.0)
     tune: tuple[Phase, ...] = ()  # trained before evaluation, then thrown away
 
-    keeps: ClassVar[str] = ""  # pattern of names a client keeps after training beyond what may be personal
+    averages: ClassVar[str] = "*"  # names the server averages: what clients report, and what a rule may choose among
+    keeps: ClassVar[str] = ""  # names a client keeps after training beyond what may be personal
+    opens_with_all: ClassVar[bool] = False  # every client takes part in the first round
     pooled: ClassVar[bool] = False  # one participant trains on everybody's examples
 
     # Before the first round
@@ -109,6 +119,10 @@ class Algorithm:
 
     # On the client
 
+    def prepare(self, local: Local) -> Tree:
+        """What the client works out before it trains; the methods below find it in `local.notes`."""
+        return {}
+
     def receive(self, local: Local) -> Params:
         """Where training starts, from shared as received and personal as kept (`local.start`)."""
         return local.start
@@ -129,9 +143,9 @@ class Algorithm:
         params, state = local.optimizer.step({**params, **moved}, self.correct(local, params, grads), state)
         return params, state
 
-    def finish(self, local: Local, end: Params, steps: int) -> tuple[Tree, Tree]:
-        """What the client remembers, and what it tells the server besides its update."""
-        return local.client.memory, {}
+    def finish(self, local: Local, end: Params, steps: int) -> Finish:
+        """What the client remembers and tells the server, having trained to `end` in so many steps."""
+        return Finish(local.client.memory, {})
 
     # On the server
 
@@ -142,6 +156,10 @@ class Algorithm:
         return Outcome(params, optimizer, server.memory)
 
     # At evaluation
+
+    def deployed(self, server: Server) -> Params:
+        """The server's parameters as clients would use them; training goes on from `server.params`."""
+        return server.params
 
     def personalize(self, local: Local) -> Params:
         """The model this client would use."""

@@ -13,7 +13,7 @@ from fedlag.aggregate import Aggregator, Mean
 from fedlag.errors import InputError, unknown
 from fedlag.lag import LAG
 from fedlag.optim import SGD, Adam, Optimizer
-from fedlag.personal import First, Last, Middle, Named, Nothing, RandomLayers, Rule, WarmStart
+from fedlag.personal import BatchNorms, First, Last, Middle, Named, Nothing, RandomLayers, Rule, WarmStart
 
 Table = dict[str, Any]
 
@@ -24,6 +24,7 @@ KINDS: dict[Any, dict[str, type]] = {
     Rule: {
         "nothing": Nothing,
         "named": Named,
+        "batchnorms": BatchNorms,
         "first": First,
         "last": Last,
         "middle": Middle,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from torch import Tensor
 
 from fedlag.net import Model
+from fedlag.optim import Optimizer
 from fedlag.tree import Params, Tree
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Reply(NamedTuple):
 
     update: Params  # end - start, for shared and watched names
     trained: Params  # end, for watched names: keeps the server's copy of a personal layer current
+    witness: Params  # what a rule asked for besides the update
     extra: Tree
     examples: int
     steps: int
@@ -54,9 +56,11 @@ class Reply(NamedTuple):
 class Replies(NamedTuple):
     """The replies of a round, stacked along a first dimension (clients), in the order of `ids`."""
 
+    round: int
     ids: tuple[int, ...]
     update: Params
     trained: Params
+    witness: Params
     extra: Tree
     examples: Tensor
     steps: Tensor
@@ -108,6 +112,7 @@ class Work(Protocol):
     def scored(self) -> tuple[str, ...]: ...  # parts to score the model on after training
     def examples(self, part: str) -> Batch: ...
     def stream(self, purpose: str) -> Stream: ...
+    def draw(self, purpose: str, number: int, batch: int) -> Batch: ...  # one batch on its own, with replacement
     def seed(self, purpose: str) -> int: ...
 
 
@@ -121,6 +126,8 @@ class Local(NamedTuple):
     client: Client  # `memory` without what is personal now
     work: Work
     start: Params  # shared as received plus personal as kept
+    notes: Tree  # what the algorithm's `prepare` returned; empty at evaluation
+    number: int  # of the present step, from 0
     grad: Gradient  # grad(f)(params) -> (gradients of f, entries no gradient moves as f left them)
-    optimizer: Any
+    optimizer: Optimizer
     fit: Callable[..., tuple[Params, int]]

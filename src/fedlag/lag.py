@@ -6,6 +6,7 @@ Gradients.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from fedlag import check, layers
@@ -14,6 +15,8 @@ from fedlag.errors import InputError
 from fedlag.flow import Replies
 from fedlag.layers import Anatomy, Layer, Unit
 from fedlag.personal import NONE, Chosen, Names, Rule, aged
+
+log = logging.getLogger(__name__)
 
 MODES = ("dynamic", "frozen")
 
@@ -50,8 +53,10 @@ class LAG(Rule):
             raise InputError('mode = "frozen" chooses from the rounds of the warm-up, so warmup must be at least 1.')
 
     def init(self, anatomy: Anatomy) -> Chosen:
-        always = tuple(sorted(self.held(anatomy)))
-        return Chosen(layers.group(anatomy, self.unit, self.norm), {}, {}, always)
+        candidates = layers.group(anatomy, self.unit, self.norm)
+        if self.k and not candidates:
+            log.warning("LAG finds no layer to choose from: everything is personal already, so it changes nothing.")
+        return Chosen(candidates, {}, {}, tuple(sorted(self.held(anatomy))))
 
     def update(self, state: Chosen, replies: Replies, round: int) -> tuple[Chosen, dict[str, Conflict]]:
         frozen = self.mode == "frozen"

@@ -7,7 +7,8 @@ classifier everywhere. `split` makes a `Net` of any module whose last operation 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 from torch import Tensor, nn
@@ -101,6 +102,17 @@ class Model:
 
     def eval(self) -> None:
         self.net.eval()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode for a while, and then the modes of before."""
+        modes = [(module, module.training) for module, _ in self._modes]
+        self.net.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
 
     def _moved_by(self, prefix: str, module: nn.Module) -> frozenset[str] | None:
         """The names of which one must be trained for the module to train; None when it always does."""

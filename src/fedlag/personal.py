@@ -10,8 +10,9 @@ import numpy as np
 from fedlag import check, layers, tree
 from fedlag.divergence import Conflict
 from fedlag.errors import InputError
-from fedlag.flow import Replies
+from fedlag.flow import Local, Replies
 from fedlag.layers import Anatomy, Layer
+from fedlag.tree import Params
 
 Names = frozenset[str]
 NONE: Names = frozenset()
@@ -48,6 +49,10 @@ class Rule:
         """Names that may be personal in some round: what a client must keep."""
         return self.held(anatomy)
 
+    def witness(self, local: Local, end: Params) -> Params:
+        """What every participant reports for the rule's sake besides its update, by parameter name."""
+        return {}
+
     def __or__(self, other: Rule) -> Rule:
         return Union(self, other)
 
@@ -79,6 +84,9 @@ class Union(Rule):
 
     def reach(self, anatomy: Anatomy) -> Names:
         return self.left.reach(anatomy) | self.right.reach(anatomy)
+
+    def witness(self, local: Local, end: Params) -> Params:
+        return {**self.left.witness(local, end), **self.right.witness(local, end)}
 
 
 @dataclass(frozen=True)
@@ -156,6 +164,16 @@ class Middle(_FixedRule):
         candidates = layers.group(anatomy)
         first = max(0, (len(candidates) - self.k) // 2)
         return _names(candidates[first : first + self.k])
+
+
+@dataclass(frozen=True)
+class BatchNorms(_FixedRule):
+    """Batch normalisation, parameters and statistics; nothing in a model that has none."""
+
+    def held(self, anatomy: Anatomy) -> Names:
+        return frozenset(
+            name for m in anatomy.modules if m.normalises and m.statistics for name in m.parameters + m.statistics
+        )
 
 
 class Chosen(NamedTuple):

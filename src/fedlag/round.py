@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from torch.nn import functional
 from fedlag import layers, tree
 from fedlag.algorithm import Algorithm, Phase, Training
 from fedlag.divergence import Conflict
+from fedlag.errors import InputError
 from fedlag.flow import Batch, Client, Letter, Local, Message, Replies, Reply, Score, Scores, Server, Work
 from fedlag.layers import Anatomy
 from fedlag.net import Model
-from fedlag.tree import Params
+from fedlag.personal import Nothing
+from fedlag.tree import Params, Tree
 
 STAGES = ("personal", "global")  # a client's own model after the broadcast; the server's copy of everything
 EVALUATION_BATCH = 1000
@@ -35,6 +38,7 @@ class Task:
     trained: tuple[str, ...]  # names that gradients move
     carried: tuple[str, ...]  # names that no gradient moves: BatchNorm statistics and the like
     kept: frozenset[str]  # names a client keeps a copy of
+    averaged: frozenset[str]  # names the server averages
     clients: int
 
 
@@ -44,10 +48,17 @@ def begin(algorithm: Algorithm, model: Model, training: Training, clients: int, 
     extension = algorithm.extend(model, params, seed)
     trained = (*model.parameter_names, *extension.trained)
     params = {**params, **extension.trained, **extension.carried}
+    averaged = tree.under(params, algorithm.averages)
+    if not averaged and not isinstance(algorithm.personal, Nothing):
+        raise InputError(
+            f"{type(algorithm).__name__} averages no parameters, so nothing can be left out of the average; "
+            f"run it without {algorithm.personal}."
+        )
     anatomy = layers.anatomy(model, params)
+    anatomy = anatomy._replace(modules=layers.without(anatomy, params.keys() - averaged).modules)
     kept = algorithm.personal.reach(anatomy) | tree.under(params, algorithm.keeps)
     carried = tuple(name for name in params if name not in trained)
-    task = Task(algorithm, model, training, anatomy, trained, carried, kept, clients)
+    task = Task(algorithm, model, training, anatomy, trained, carried, kept, averaged, clients)
     server = Server(
         round=0,
         params=params,
@@ -93,12 +104,15 @@ def client_round(task: Task, message: Message, letter: Letter, client: Client, w
     algorithm = task.algorithm
     local = _settle(task, message, letter, client, work)
     with _seeded(work, "train"):
+        local = _ready(task, local._replace(notes=algorithm.prepare(local)))
         end, steps = local.fit(algorithm.receive(local), algorithm.phases(task.training.length), purpose="train")
-        memory, extra = algorithm.finish(local, end, steps)
-    told = [name for name in end if name in message.shared or name in message.watched]
+        memory, extra, contribution = algorithm.finish(local, end, steps)
+        witness = algorithm.personal.witness(local, end)
+    given = end if contribution is None else contribution
     reply = Reply(
-        update=tree.sub(tree.select(end, told), local.start),
-        trained=tree.select(end, message.watched),
+        update=tree.sub(tree.select(given, _told(task, message)), local.start),
+        trained=tree.select(given, message.watched),
+        witness=tree.without(witness, message.personal - message.watched),
         extra=tree.without(extra, message.personal - message.watched),
         examples=len(work.examples("train").y),
         steps=steps,
@@ -107,6 +121,11 @@ def client_round(task: Task, message: Message, letter: Letter, client: Client, w
     if not (tree.finite(end) and tree.finite(memory)):
         return client, reply
     return Client(message.round, tree.select(end, task.kept), memory), reply
+
+
+def _told(task: Task, message: Message) -> frozenset[str]:
+    """The names whose update a participant reports."""
+    return task.averaged & message.shared.keys() | message.watched
 
 
 def client_evaluate(
@@ -153,8 +172,19 @@ def _settle(task: Task, message: Message, letter: Letter, client: Client, work: 
     fresh = task.algorithm.remember_client(start)
     memory = fresh if client.memory is None else tree.renew(client.memory, fresh, void)
     known = client._replace(memory=tree.without(memory, message.personal))
-    local = Local(task.model, task.training, message, letter, known, work, start, _no_gradient, None, _no_fit)
+    grad = partial(_gradient, task.trained, task.carried)
+    optimizer = task.training.optimizer.slowed(task.training.decay**message.round)
+    local = Local(task.model, task.training, message, letter, known, work, start, {}, 0, grad, optimizer, _not_ready)
+    return _ready(task, local)
+
+
+def _ready(task: Task, local: Local) -> Local:
+    """The same, whose `fit` shows this very local to the algorithm."""
     return local._replace(fit=partial(fit, task, local))
+
+
+def _not_ready(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("local.fit does not exist while fitting")
 
 
 @contextmanager
@@ -189,9 +219,10 @@ def fit(
         moving = [name for name in task.carried if name in params and tree.matches(name, phase.pattern)]
         optimizer = (phase.optimizer or training.optimizer).slowed(training.decay**local.message.round)
         state = optimizer.init(tree.select(params, names))
-        within = local._replace(grad=partial(_gradient, names, moving), optimizer=optimizer)
+        within = local._replace(grad=partial(_gradient, names, moving), optimizer=optimizer, fit=_not_ready)
         for batch in stream.batches(training.batch, phase.epochs):
             task.model.train(names if len(batch.y) == 1 else [*names, *moving])  # one example has no variance
+            within = within._replace(number=steps)
             if loss is None:
                 params, state = algorithm.step(within, params, state, batch)
             else:
@@ -216,14 +247,6 @@ def _gradient(
     return gradient
 
 
-def _no_gradient(f: Any) -> Any:
-    raise RuntimeError("local.grad exists while fitting: call it in loss, correct or step, or through local.fit")
-
-
-def _no_fit(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("local.fit exists outside fitting: call it in receive, finish or personalize")
-
-
 # Client to server
 
 
@@ -231,9 +254,17 @@ class Gathered(NamedTuple):
     replies: Replies | None  # None when nobody's reply could be used
     dropped: dict[int, str]  # client -> why its reply was not used
     scores: dict[int, Scores]  # of each participant's model right after training
+    sent: dict[str, int]  # bytes of these replies by parameter name, see `weigh`
 
 
-def gather(message: Message, params: Params, cohort: Sequence[int], answers: Iterable[tuple[int, Any]]) -> Gathered:
+def weigh(params: Params, extra: Tree = None) -> Counter[str]:
+    """Bytes of tensors that travel, by parameter name; what the algorithm adds goes by the name "extra"."""
+    return Counter({**{name: tree.nbytes(value) for name, value in params.items()}, "extra": tree.nbytes(extra)})
+
+
+def gather(
+    task: Task, message: Message, params: Params, cohort: Sequence[int], answers: Iterable[tuple[int, Any]]
+) -> Gathered:
     """Stack the replies of a round in the order of the cohort, leaving out every one that cannot be used.
 
     `answers` gives (client, Reply) in any order, or (client, exception) for a client that failed.
@@ -245,7 +276,7 @@ def gather(message: Message, params: Params, cohort: Sequence[int], answers: Ite
     for client, answer in answers:
         if client in taken or client not in asked:
             continue  # a second answer, or one nobody asked for, changes nothing
-        problem = _problem(message, params, answer, example)
+        problem = _problem(task, message, params, answer, example)
         if problem:
             dropped[client] = problem
         else:
@@ -254,16 +285,16 @@ def gather(message: Message, params: Params, cohort: Sequence[int], answers: Ite
     order = [client for client in cohort if client in taken]
     dropped |= {client: "it did not answer" for client in cohort if client not in taken and client not in dropped}
     scores = {client: taken[client].scores for client in order}
-    return Gathered(_stack(order, taken) if order else None, dropped, scores)
+    return Gathered(_stack(message.round, order, taken) if order else None, dropped, scores)
 
 
-def _problem(message: Message, params: Params, answer: Any, example: Reply | None) -> str:
+def _problem(task: Task, message: Message, params: Params, answer: Any, example: Reply | None) -> str:
     """Why an answer cannot be used; empty if it can."""
     if isinstance(answer, Exception):
         return f"it failed: {answer}"
     if not isinstance(answer, Reply):
         return f"its answer is a {type(answer).__name__}, not a reply"
-    told = message.shared.keys() | message.watched
+    told = _told(task, message)
     for what, values, names in (("update", answer.update, told), ("trained", answer.trained, message.watched)):
         if values.keys() != names:
             odd = sorted(values.keys() ^ names)
@@ -271,11 +302,11 @@ def _problem(message: Message, params: Params, answer: Any, example: Reply | Non
         for name, value in values.items():
             if value.shape != params[name].shape:
                 return f"its {what} of {name} has shape {tuple(value.shape)}, not {tuple(params[name].shape)}"
-    if example is not None and _shape(answer.extra) != _shape(example.extra):
+    if example is not None and _shape((answer.witness, answer.extra)) != _shape((example.witness, example.extra)):
         return "what it adds to its update has another form than the other clients'"
     if not (isinstance(answer.examples, int) and answer.examples > 0):
         return f"it claims {answer.examples} examples"
-    if not tree.finite((answer.update, answer.trained, answer.extra)):
+    if not tree.finite((answer.update, answer.trained, answer.witness, answer.extra)):
         return "its reply is not finite"
     return ""
 
@@ -289,7 +320,7 @@ def _shape(value: Any) -> Any:
     return value.shape if isinstance(value, Tensor) else type(value)
 
 
-def _stack(order: Sequence[int], replies: dict[int, Reply]) -> Replies:
+def _stack(round: int, order: Sequence[int], replies: dict[int, Reply]) -> Replies:
     chosen = [replies[client] for client in order]
 
     def stacked(values: Sequence[Any]) -> Any:
@@ -299,9 +330,11 @@ def _stack(order: Sequence[int], replies: dict[int, Reply]) -> Replies:
         return torch.stack(list(values)) if isinstance(first, Tensor) else torch.tensor(values)
 
     return Replies(
+        round=round,
         ids=tuple(order),
         update=stacked([reply.update for reply in chosen]),
         trained=stacked([reply.trained for reply in chosen]),
+        witness=stacked([reply.witness for reply in chosen]),
         extra=stacked([reply.extra for reply in chosen]),
         examples=torch.tensor([reply.examples for reply in chosen]),
         steps=torch.tensor([reply.steps for reply in chosen]),
@@ -337,7 +370,7 @@ def server_round(task: Task, server: Server, replies: Replies) -> tuple[Server, 
             optimizer=tree.without(server.optimizer, apart),
             memory=tree.without(server.memory, apart),
         ),
-        replies._replace(update=moved, trained={}, extra=tree.without(replies.extra, apart)),
+        replies._replace(update=moved, trained={}, witness={}, extra=tree.without(replies.extra, apart)),
         task.model,
     )
     enters = tree.select(replies.update, entered)

@@ -42,6 +42,7 @@ class Round(NamedTuple):
     dropped: dict[int, str]  # participant -> why its reply was not used
     trained: dict[int, Scores]  # participants' models right after training
     step: Step | None  # None when no reply could be used: the server stands as it was
+    sent: dict[str, int]  # bytes of the replies that were used, by parameter name; "extra" is what the algorithm adds
 
 
 def rounds(
@@ -54,21 +55,25 @@ def rounds(
 ) -> Iterator[Round]:
     """Endless rounds from where the server stands; `scored` says which parts trained models are scored on."""
     while True:
-        cohort = sampling.cohort(task.clients, seed, server.round)
+        everyone = task.algorithm.opens_with_all and server.round == 0
+        cohort = (Sampling() if everyone else sampling).cohort(task.clients, seed, server.round)
         message = broadcast(task, server)
         letters = {client: address(task, server, client) for client in cohort}
-        gathered = gather(message, server.params, cohort, federation.train(message, letters, scored(server.round)))
+        gathered = gather(
+            task, message, server.params, cohort, federation.train(message, letters, scored(server.round))
+        )
         if gathered.replies is None:
             after, step = server._replace(round=server.round + 1), None
         else:
             after, step = server_round(task, server, gathered.replies)
-        yield Round(server.round, after, message, letters, gathered.dropped, gathered.scores, step)
+        yield Round(server.round, after, message, letters, gathered.dropped, gathered.scores, step, gathered.sent)
         server = after
 
 
 def evaluate(task: Task, server: Server, federation: Federation, stage: str = "personal") -> dict[int, Scores]:
     """Score every client, participants or not. Stages: its own model after the broadcast, or the server's copy."""
     check.one_of("stage", stage, STAGES)
+    server = server._replace(params=task.algorithm.deployed(server))
     message = broadcast(task, server)
     if stage == "global":
         letters = dict.fromkeys(range(task.clients), address(task, server, NEWCOMER))

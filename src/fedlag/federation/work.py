@@ -33,6 +33,11 @@ class ClientWork:
     def stream(self, purpose: str) -> Shuffled:
         return Shuffled(self.examples("train"), self._generator(purpose))
 
+    def draw(self, purpose: str, number: int, batch: int) -> Batch:
+        examples = self.examples("train")
+        rows = torch.from_numpy(self._generator(f"{purpose} {number}").integers(len(examples.y), size=batch))
+        return Batch(examples.x[rows], examples.y[rows])
+
     def seed(self, purpose: str) -> int:
         return int(self._generator(f"{purpose} seed").integers(2**63))
 
