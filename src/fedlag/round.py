@@ -285,7 +285,10 @@ def gather(
     order = [client for client in cohort if client in taken]
     dropped |= {client: "it did not answer" for client in cohort if client not in taken and client not in dropped}
     scores = {client: taken[client].scores for client in order}
-    return Gathered(_stack(message.round, order, taken) if order else None, dropped, scores)
+    sent = Counter[str]()
+    for reply in taken.values():
+        sent += weigh(reply.update, reply.extra) + weigh(reply.trained) + weigh(reply.witness)
+    return Gathered(_stack(message.round, order, taken) if order else None, dropped, scores, sent)
 
 
 def _problem(task: Task, message: Message, params: Params, answer: Any, example: Reply | None) -> str:
