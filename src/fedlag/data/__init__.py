@@ -1,0 +1,1 @@
+"""Data sets, and how their rows are divided among clients."""
