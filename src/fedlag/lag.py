@@ -60,15 +60,17 @@ class LAG(Rule):
 
     def update(self, state: Chosen, replies: Replies, round: int) -> tuple[Chosen, dict[str, Conflict]]:
         frozen = self.mode == "frozen"
-        if len(replies.ids) < 2 or (frozen and round >= self.warmup):
-            return state, {}
-        conflicts = {layer.name: measure(layer, replies, self.xi) for layer in state.layers}
+        measures = len(replies.ids) > 1 and not (frozen and round >= self.warmup)
+        conflicts = {
+            layer.name: measure(layer, replies, self.xi)
+            for layer in state.layers
+            if measures and replies.update.keys() >= set(layer.scored)  # another rule may keep it to the clients
+        }
         seen = {name: (c.count, c.pairs, c.mean_cosine) for name, c in conflicts.items()}
         if frozen:
-            seen = {name: _plus(state.totals.get(name, (0, 0, 0.0)), values) for name, values in seen.items()}
+            seen = state.totals | {name: _plus(state.totals.get(name, (0, 0, 0.0)), new) for name, new in seen.items()}
             state = state._replace(totals=seen)
-        last_of_warmup = round == self.warmup - 1
-        if last_of_warmup if frozen else round >= self.warmup:
+        if round >= self.warmup - 1 if frozen else measures and round >= self.warmup:
             state = state._replace(ages=aged(state.ages, self.choose(seen, state.ages)))
         return state, conflicts
 
