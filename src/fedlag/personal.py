@@ -64,20 +64,25 @@ class Union(Rule):
     left: Rule
     right: Rule
 
+    @property
+    def parts(self) -> tuple[Rule, ...]:
+        """The rules that unions of unions are made of."""
+        sides = (self.left, self.right)
+        return tuple(part for side in sides for part in (side.parts if isinstance(side, Union) else (side,)))
+
     def init(self, anatomy: Anatomy) -> Any:
         free = layers.without(anatomy, self.held(anatomy))
-        return tuple(rule.init(anatomy if rule.held(anatomy) else free) for rule in (self.left, self.right))
+        return tuple(part.init(anatomy if part.held(anatomy) else free) for part in self.parts)
 
     def update(self, state: Any, replies: Replies, round: int) -> tuple[Any, dict[str, Conflict]]:
-        left, seen_left = self.left.update(state[0], replies, round)
-        right, seen_right = self.right.update(state[1], replies, round)
-        return (left, right), {**seen_left, **seen_right}
+        updated = [part.update(own, replies, round) for part, own in zip(self.parts, state, strict=True)]
+        return tuple(own for own, _ in updated), {name: c for _, seen in updated for name, c in seen.items()}
 
     def personal(self, state: Any) -> Names:
-        return self.left.personal(state[0]) | self.right.personal(state[1])
+        return NONE.union(*(part.personal(own) for part, own in zip(self.parts, state, strict=True)))
 
     def watched(self, state: Any) -> Names:
-        return self.left.watched(state[0]) | self.right.watched(state[1])
+        return NONE.union(*(part.watched(own) for part, own in zip(self.parts, state, strict=True)))
 
     def held(self, anatomy: Anatomy) -> Names:
         return self.left.held(anatomy) | self.right.held(anatomy)
