@@ -131,6 +131,7 @@ def experiment(given: Mapping[str, Any]) -> Experiment:
 def variants(base: Mapping[str, Any]) -> list[Experiment]:
     """One experiment for every method and seed of the `compare` table; all share data, model and training."""
     comparison = make_dataclass(Comparison, base.get("compare", {}), "compare")
+    experiment(base)  # refuses what no method below would meet
     made = []
     for entry in comparison.methods:
         method = _named(entry, "compare.methods")
