@@ -66,7 +66,7 @@ def test_a_comparison_is_one_experiment_for_every_method_and_seed():
         "rounds": 3,
         "personal": {"warmup": 2, "k": 1},
         "compare": {
-            "methods": ["local", "warmstart", {"name": "fedlag", "label": "k=2", "personal": {"k": 2}}],
+            "methods": ["local", "warmstart", labelled],
             "seeds": 2,
         },
     }
@@ -131,6 +131,6 @@ def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path):
 
 def test_the_settings_the_shell_completes_exist():
     for key in cli.SETTINGS:
-        with pytest.raises(InputError, match="is not allowed|must be|Unknown (?!setting)") as refusal:
+        with pytest.raises(InputError, match=r"is not allowed|must be|Unknown (?!setting)") as refusal:
             experiment.load({"algorithm": "fedlag"}, f"{key}=[[]]")
         assert "Unknown setting" not in str(refusal.value)
