@@ -81,28 +81,27 @@ def without(tree: Tree, names: Collection[str]) -> Tree:
     if isinstance(tree, dict):
         return {key: without(value, names) for key, value in tree.items() if key not in names}
     if isinstance(tree, tuple):
-        return _like(tree, [without(value, names) for value in tree])
+        return like(tree, [without(value, names) for value in tree])
     return tree
 
 
 def renew(tree: Tree, fresh: Tree, names: Collection[str]) -> Tree:
     """The tree with every entry keyed by one of `names` taken from the same place of `fresh`, where `fresh` has it."""
+    if isinstance(tree, tuple) and isinstance(fresh, tuple) and len(tree) == len(fresh):
+        return like(tree, [renew(value, new, names) for value, new in zip(tree, fresh, strict=True)])
     if not names or not isinstance(tree, dict) or not isinstance(fresh, dict):
         return tree
     renewed = {key: renew(value, fresh.get(key), names) for key, value in tree.items() if key not in names}
     return renewed | {key: value for key, value in fresh.items() if key in names}
 
 
-def leaves(tree: Tree) -> Iterable[Tensor]:
-    """Every tensor of the tree."""
-    if isinstance(tree, Tensor):
+def leaves(tree: Tree) -> Iterable[Any]:
+    """Everything in the tree that is neither a dict nor a tuple."""
+    if isinstance(tree, dict | tuple):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves(value)
+    else:
         yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from leaves(value)
-    elif isinstance(tree, tuple):
-        for value in tree:
-            yield from leaves(value)
 
 
 def keys(tree: Tree) -> Iterable[str]:
@@ -118,12 +117,13 @@ def keys(tree: Tree) -> Iterable[str]:
 
 def finite(tree: Tree) -> bool:
     """Whether every number in the tree is finite."""
-    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree))
+    return all(bool(torch.isfinite(torch.as_tensor(x)).all()) for x in leaves(tree) if isinstance(x, Tensor | float))
 
 
 def nbytes(tree: Tree) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+    return sum(x.numel() * x.element_size() for x in leaves(tree) if isinstance(x, Tensor))
 
 
-def _like(example: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
+def like(example: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
+    """A tuple of the same kind with other values."""
     return type(example)(*values) if hasattr(example, "_fields") else tuple(values)
