@@ -25,6 +25,7 @@ from fedlag.tree import Params, Tree
 
 STAGES = ("personal", "global")  # a client's own model after the broadcast; the server's copy of everything
 EVALUATION_BATCH = 1000
+COUNTABLE = 2**53  # float64 counts exactly up to here
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,14 @@ def address(task: Task, server: Server, client: int) -> Letter:
 # On the client
 
 
-def client_round(task: Task, message: Message, letter: Letter, client: Client, work: Work) -> tuple[Client, Reply]:
-    """One participant's round: receive, train, reply. A round that ends in non-finite numbers leaves no trace."""
+def client_round(
+    task: Task, message: Message, letter: Letter, client: Client, work: Work
+) -> tuple[Client, Reply | Exception]:
+    """One participant's round: receive, train, reply.
+
+    A round that ends in numbers that are not finite leaves no trace, and the server must know: it would take the client
+    for one that has what it trained.
+    """
     algorithm = task.algorithm
     local = _settle(task, message, letter, client, work)
     with _seeded(work, "train"):
@@ -108,6 +115,8 @@ def client_round(task: Task, message: Message, letter: Letter, client: Client, w
         end, steps = local.fit(algorithm.receive(local), algorithm.phases(task.training.length), purpose="train")
         memory, extra, contribution = algorithm.finish(local, end, steps)
         witness = algorithm.personal.witness(local, end)
+    if not (tree.finite(end) and tree.finite(memory)):
+        return client, ArithmeticError("its training ended in numbers that are not finite")
     given = end if contribution is None else contribution
     reply = Reply(
         update=tree.sub(tree.select(given, _told(task, message)), local.start),
@@ -118,8 +127,6 @@ def client_round(task: Task, message: Message, letter: Letter, client: Client, w
         steps=steps,
         scores=score(task, local, end),
     )
-    if not (tree.finite(end) and tree.finite(memory)):
-        return client, reply
     return Client(message.round, tree.select(end, task.kept), memory), reply
 
 
@@ -272,26 +279,29 @@ def gather(
     asked = frozenset(cohort)
     taken: dict[int, Reply] = {}
     dropped: dict[int, str] = {}
-    example: Reply | None = None
     for client, answer in answers:
-        if client in taken or client not in asked:
+        if client not in asked or client in taken or client in dropped:
             continue  # a second answer, or one nobody asked for, changes nothing
-        problem = _problem(task, message, params, answer, example)
+        problem = _problem(task, message, params, answer)
         if problem:
             dropped[client] = problem
         else:
             taken[client] = answer
-            example = example or answer
-    order = [client for client in cohort if client in taken]
-    dropped |= {client: "it did not answer" for client in cohort if client not in taken and client not in dropped}
+    forms = {client: _form((taken[client].witness, taken[client].extra)) for client in cohort if client in taken}
+    usual = Counter(forms.values()).most_common(1)
+    order = [client for client, form in forms.items() if form == usual[0][0]]
+    odd = forms.keys() - order
+    dropped |= dict.fromkeys(odd, "what it adds to its update has another form than what most clients add")
+    dropped |= {client: "it did not answer" for client in cohort if client not in forms and client not in dropped}
     scores = {client: taken[client].scores for client in order}
     sent = Counter[str]()
-    for reply in taken.values():
+    for client in order:
+        reply = taken[client]
         sent += weigh(reply.update, reply.extra) + weigh(reply.trained) + weigh(reply.witness)
     return Gathered(_stack(message.round, order, taken) if order else None, dropped, scores, sent)
 
 
-def _problem(task: Task, message: Message, params: Params, answer: Any, example: Reply | None) -> str:
+def _problem(task: Task, message: Message, params: Params, answer: Any) -> str:
     """Why an answer cannot be used; empty if it can."""
     if isinstance(answer, Exception):
         return f"it failed: {answer}"
@@ -299,28 +309,29 @@ def _problem(task: Task, message: Message, params: Params, answer: Any, example:
         return f"its answer is a {type(answer).__name__}, not a reply"
     told = _told(task, message)
     for what, values, names in (("update", answer.update, told), ("trained", answer.trained, message.watched)):
+        if not isinstance(values, dict):
+            return f"its {what} is a {type(values).__name__}, not tensors by name"
         if values.keys() != names:
-            odd = sorted(values.keys() ^ names)
-            return f"its {what} has missing or unexpected entries: {', '.join(map(str, odd[:3]))}"
+            odd = sorted(map(str, values.keys() ^ names))
+            return f"its {what} has missing or unexpected entries: {', '.join(odd[:3])}"
         for name, value in values.items():
-            if value.shape != params[name].shape:
-                return f"its {what} of {name} has shape {tuple(value.shape)}, not {tuple(params[name].shape)}"
-    if example is not None and _shape((answer.witness, answer.extra)) != _shape((example.witness, example.extra)):
-        return "what it adds to its update has another form than the other clients'"
-    if not (isinstance(answer.examples, int) and answer.examples > 0):
-        return f"it claims {answer.examples} examples"
+            if _form(value) != _form(params[name]):
+                return f"its {what} of {name} is {_form(value)}, not {_form(params[name])}"
+    for what, number, least in (("examples", answer.examples, 1), ("steps", answer.steps, 0)):
+        if not (isinstance(number, int) and least <= number < COUNTABLE):
+            return f"it claims {number} {what}"
     if not tree.finite((answer.update, answer.trained, answer.witness, answer.extra)):
         return "its reply is not finite"
     return ""
 
 
-def _shape(value: Any) -> Any:
-    """The form of a tree: keys and tensor shapes."""
+def _form(value: Any) -> Any:
+    """What two trees that can be stacked have in common: keys, and kinds and shapes of entries."""
     if isinstance(value, dict):
-        return {key: _shape(entry) for key, entry in value.items()}
+        return dict, frozenset((key, _form(entry)) for key, entry in value.items())
     if isinstance(value, tuple):
-        return tuple(_shape(entry) for entry in value)
-    return value.shape if isinstance(value, Tensor) else type(value)
+        return type(value), tuple(map(_form, value))
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _stack(round: int, order: Sequence[int], replies: dict[int, Reply]) -> Replies:
@@ -330,6 +341,8 @@ def _stack(round: int, order: Sequence[int], replies: dict[int, Reply]) -> Repli
         first = values[0]
         if isinstance(first, dict):
             return {key: stacked([value[key] for value in values]) for key in first}
+        if isinstance(first, tuple):
+            return tree.like(first, [stacked(entries) for entries in zip(*values, strict=True)])
         return torch.stack(list(values)) if isinstance(first, Tensor) else torch.tensor(values)
 
     return Replies(

@@ -23,7 +23,7 @@ class Sequential:
 
     def train(
         self, message: Message, letters: Mapping[int, Letter], scored: Sequence[str] = HELD_OUT
-    ) -> Iterator[tuple[int, Reply]]:
+    ) -> Iterator[tuple[int, Reply | Exception]]:
         for client, letter in letters.items():
             work = ClientWork(self.source, self.seed, message.round, client, tuple(scored))
             known = self._clients.get(client, Client())
