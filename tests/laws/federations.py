@@ -1,0 +1,245 @@
+"""Tiny federations on which every law is tried: ragged clients, partial participation, a few rounds.
+
+Five clients of 23, 9, 3, 16 and 12 examples with batches of 8: one has fewer than a batch, the last knows a single
+class. Clients name the classes differently, so that layers conflict.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedlag.algorithm import Algorithm, Training
+from fedlag.algorithms import REGISTRY
+from fedlag.federation.sequential import Sequential
+from fedlag.federation.work import ClientWork, Source
+from fedlag.flow import Batch, Client, Letter, Message, Replies, Reply, Server
+from fedlag.lag import LAG
+from fedlag.net import Model, Net
+from fedlag.optim import SGD
+from fedlag.personal import Rule, Union
+from fedlag.round import Task, begin
+from fedlag.run import Round, Sampling, rounds
+
+torch.set_num_threads(1)
+
+SEED = 5
+SIZES = (23, 9, 3, 16, 12)
+SINGLE_CLASS = 4
+CLASSES = 3
+TRAINING = Training(batch=8, optimizer=SGD(lr=0.1))
+SOME = Sampling(fraction=0.6)  # three of five
+ALL = Sampling()
+
+
+# Models
+
+
+def mlp() -> Net:
+    """Three layers: body.1, body.3 and head."""
+    return _net(lambda: (nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh()))
+
+
+def conv() -> Net:
+    """Three layers: body.0 with the BatchNorm after it, body.5 and head."""
+    return _net(
+        lambda: (
+            *(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()),
+            *(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 5)),
+        )
+    )
+
+
+def dropping() -> Net:
+    """As mlp, with a dropout that draws random numbers."""
+    return _net(lambda: (nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 5)))
+
+
+def _net(body: Callable[[], tuple[nn.Module, ...]]) -> Net:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        return Net(nn.Sequential(*body()), nn.Linear(5, CLASSES))
+
+
+NETS = {"mlp": mlp, "conv": conv, "dropping": dropping}
+
+
+# Data
+
+
+def ragged(sizes: Sequence[int] = SIZES, single: int | None = SINGLE_CLASS, seed: int = SEED) -> Source:
+    """Examples of shape (1, 4, 4); `single` is a client that only knows one class."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(CLASSES, 1, 4, 4, generator=generator)
+
+    def draw(client: int, count: int) -> Batch:
+        y = torch.randint(CLASSES, (count,), generator=generator)
+        y = torch.zeros_like(y) if client == single else y
+        x = centres[y] + torch.randn(count, 1, 4, 4, generator=generator)
+        return Batch(x, y if client == single else (y + client) % CLASSES)
+
+    parts = {"train": sizes, "validation": [4] * len(sizes), "test": [7] * len(sizes)}
+    drawn = {
+        (client, part): draw(client, count) for part, counts in parts.items() for client, count in enumerate(counts)
+    }
+    return lambda client, part: drawn[client, part]
+
+
+def identical(clients: int = 4, count: int = 10) -> Source:
+    """The same examples for everybody."""
+    one = ragged((count,), single=None)
+    return lambda client, part: one(0, part)
+
+
+# Methods
+
+
+def with_lag(algorithm: Algorithm, **settings: Any) -> Algorithm:
+    """The method + LAG."""
+    return replace(algorithm, personal=algorithm.personal | LAG(**{"k": 1, "warmup": 1, **settings}))
+
+
+def brisk(rule: Rule) -> Rule:
+    """The rule with a warm-up of one round, so that a few rounds show what it does."""
+    if isinstance(rule, Union):
+        return Union(brisk(rule.left), brisk(rule.right))
+    return replace(rule, warmup=1) if hasattr(rule, "warmup") else rule  # type: ignore[type-var]
+
+
+def method(name: str) -> Algorithm:
+    algorithm = REGISTRY[name]()
+    return replace(algorithm, personal=brisk(algorithm.personal))
+
+
+BARE = {name: method(name) for name in REGISTRY}
+PLUS_LAG = {f"{name}+lag": with_lag(algorithm) for name, algorithm in BARE.items()}
+
+
+def parametrised(methods: Mapping[str, Algorithm]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("algorithm", [pytest.param(value, id=name) for name, value in methods.items()])
+
+
+every_bare_method = parametrised(BARE)
+every_method_with_lag = parametrised(PLUS_LAG)
+every_method = parametrised({**BARE, **PLUS_LAG})
+
+
+# Runs
+
+
+@dataclass(frozen=True)
+class Run:
+    task: Task
+    federation: Any
+    rounds: list[Round]
+    server: Server
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """The participants of every round, as written down; the last ones from then on."""
+
+    given: Sequence[Sequence[int]]
+
+    def cohort(self, clients: int, seed: int, round: int) -> tuple[int, ...]:
+        return tuple(self.given[min(round, len(self.given) - 1)])
+
+
+def start(
+    algorithm: Algorithm,
+    net: Callable[[], Net] = mlp,
+    source: Source | None = None,
+    clients: int = len(SIZES),
+    training: Training = TRAINING,
+    federation: Callable[..., Any] = Sequential,
+) -> tuple[Task, Server, Any]:
+    task, server = begin(algorithm, Model(net()), training, clients, SEED)
+    return task, server, federation(task, source or ragged(), SEED)
+
+
+def run(
+    algorithm: Algorithm,
+    *,
+    sampling: Any = SOME,
+    number: int = 4,
+    wrap: Callable[[Any], Any] | None = None,
+    **setup: Any,
+) -> Run:
+    """`number` rounds; `wrap` puts something between the loop and the federation."""
+    task, server, federation = start(algorithm, **setup)
+    federation = wrap(federation) if wrap else federation
+    done = list(islice(rounds(task, server, federation, sampling, SEED), number))
+    return Run(task, federation, done, done[-1].server if done else server)
+
+
+@dataclass
+class Wrapped:
+    """A federation that passes everything on, and remembers what was said. Subclasses interfere."""
+
+    federation: Any
+    heard: list[tuple[Message, dict[int, Letter], dict[int, Reply]]] = field(default_factory=list)
+
+    def answer(self, round: int, client: int, reply: Reply) -> Iterator[tuple[int, Any]]:
+        yield client, reply
+
+    def train(self, message: Message, letters: Mapping[int, Letter], scored: Sequence[str]) -> Iterator[Any]:
+        replies: dict[int, Reply] = {}
+        self.heard.append((message, dict(letters), replies))
+        for client, reply in self.federation.train(message, letters, scored):
+            replies[client] = reply
+            yield from self.answer(message.round, client, reply)
+
+    def evaluate(self, message: Message, letters: Mapping[int, Letter], stage: str) -> Any:
+        return self.federation.evaluate(message, letters, stage)
+
+    def clients(self) -> dict[int, Client]:
+        clients: dict[int, Client] = self.federation.clients()
+        return clients
+
+
+def work(source: Source, round: int, client: int, scored: tuple[str, ...] = ()) -> ClientWork:
+    return ClientWork(source, SEED, round, client, scored)
+
+
+def replies(updates: Mapping[str, Tensor], examples: Sequence[int] | None = None, extra: Any = None) -> Replies:
+    """Replies as a round would stack them, from updates (clients, *shape)."""
+    clients = len(next(iter(updates.values())))
+    counts = torch.tensor(list(examples)) if examples is not None else torch.ones(clients, dtype=torch.int64)
+    return Replies(
+        round=0,
+        ids=tuple(range(clients)),
+        update=dict(updates),
+        trained={},
+        witness={},
+        extra=extra or {},
+        examples=counts,
+        steps=torch.ones(clients, dtype=torch.int64),
+    )
+
+
+# Comparing
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees are equal, bit for bit."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def close(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = 1e-6) -> bool:
+    return a.keys() == b.keys() and all(torch.allclose(a[name], b[name], rtol=0, atol=tolerance) for name in a)
+
+
+snapshot = copy.deepcopy
