@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from filelock import FileLock, Timeout
 
 from fedlag import checkpoint, layers, nets
-from fedlag.data.federated import Federated, federate
+from fedlag.data.federated import Federated, Part, federate
 from fedlag.errors import InputError
 from fedlag.experiment import Experiment, load
 from fedlag.federation import Federation
@@ -31,10 +31,12 @@ from fedlag.net import Model
 from fedlag.round import Task, begin
 from fedlag.run import Round, Sampling, evaluate, rounds
 from fedlag.tables import Tables
+from fedlag.tables import candidates as candidate_layers
 
 Event = dict[str, Any]
 Notify = Callable[[Event], None]
 
+READY_LIMIT = 10**8  # numbers that may be kept as float32 besides the data as stored
 SAVING_SHARE = 0.05  # of the time may go into checkpoints
 RUNS = Path("runs")
 
@@ -109,7 +111,7 @@ def _work(experiment: Experiment, folder: Path, manifest: Event, notify: Notify)
     before = _take_up_events(folder, server.round)
     started = time.monotonic() - before
     saving, last_saved = 0.0, time.monotonic()
-    candidates = layers.group(parts.task.anatomy)
+    candidates = candidate_layers(parts.task.anatomy, parts.server.rule)
 
     def save(server: Server) -> None:
         tables.write(folder)
@@ -187,8 +189,12 @@ def _event(
 
 
 def _own(federated: Federated) -> Source:
-    """Everybody has its own examples."""
-    return lambda client, part: Batch(*federated.examples(client, part))
+    """Everybody has its own examples, made ready once where they are few."""
+
+    def examples(client: int, part: str) -> Batch:
+        return Batch(*federated.examples(client, cast(Part, part)))
+
+    return cache(examples) if federated.dataset.x.numel() < READY_LIMIT else examples
 
 
 def _pooled(federated: Federated) -> Source:

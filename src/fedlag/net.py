@@ -7,12 +7,11 @@ classifier everywhere. `split` makes a `Net` of any module whose last operation 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedlag.errors import InputError, unknown
 from fedlag.tree import Params
@@ -71,8 +70,8 @@ class Model:
             name for name, value in named if name in kept and value.is_floating_point() and not value.requires_grad
         )
         known = (*self.parameter_names, *self.statistic_names)
-        self._body = {name[5:]: name for name in known if name.startswith("body.")}
-        self._head = {name[5:]: name for name in known if name.startswith("head.")}
+        self._body = _places(self.net, "body", known)
+        self._head = _places(self.net, "head", known)
         self._modes = [(module, self._moved_by(name, module)) for name, module in self.net.named_modules()]
 
     def init(self) -> Params:
@@ -82,10 +81,10 @@ class Model:
 
     def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Images (examples, channels, height, width) to features (examples, width)."""
-        return cast(Tensor, functional_call(self.net.body, _view(params, self._body), (x,)))
+        return _call(self.net.body, self._body, params, x)
 
     def classify(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        return cast(Tensor, functional_call(self.net.head, _view(params, self._head), (features,)))
+        return _call(self.net.head, self._head, params, features)
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return self.classify(params, self.features(params, x))
@@ -98,21 +97,22 @@ class Model:
         """
         trained = frozenset(names)
         for module, own in self._modes:
-            module.training = own is None or not own.isdisjoint(trained)
+            _switch(module, own is None or not own.isdisjoint(trained))
 
     def eval(self) -> None:
-        self.net.eval()
+        for module, _ in self._modes:
+            _switch(module, False)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Evaluation mode for a while, and then the modes of before."""
         modes = [(module, module.training) for module, _ in self._modes]
-        self.net.eval()
+        self.eval()
         try:
             yield
         finally:
             for module, training in modes:
-                module.training = training
+                _switch(module, training)
 
     def _moved_by(self, prefix: str, module: nn.Module) -> frozenset[str] | None:
         """The names of which one must be trained for the module to train; None when it always does."""
@@ -125,8 +125,37 @@ class Model:
         return frozenset(statistics or trainable) if parameters or statistics else None
 
 
-def _view(params: Mapping[str, Tensor], names: Mapping[str, str]) -> Params:
-    return {inner: params[outer] for inner, outer in names.items()}
+def _switch(module: nn.Module, training: bool) -> None:
+    if module.training != training:  # setting an attribute of a module is slow, and this happens before every step
+        module.training = training
+
+
+Place = tuple[dict[str, Any], str, str]  # where a module holds a tensor, under which key; its name in params
+
+
+def _places(net: Net, part: str, names: Iterable[str]) -> tuple[Place, ...]:
+    """Where the modules of `part` hold the named tensors; a tensor that two modules share is held twice."""
+    held = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    name_of = {id(held[name]): name for name in names}
+    return tuple(
+        (holder, key, name_of[id(value)])
+        for module in net.get_submodule(part).modules()
+        for holder in (module._parameters, module._buffers)
+        for key, value in holder.items()
+        if id(value) in name_of
+    )
+
+
+def _call(module: nn.Module, places: Sequence[Place], params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The module with other tensors in its places: `torch.func.functional_call` without looking names up each time."""
+    own = [holder[key] for holder, key, _ in places]
+    try:
+        for holder, key, name in places:
+            holder[key] = params[name]
+        return cast(Tensor, module(x))
+    finally:
+        for (holder, key, _), value in zip(places, own, strict=True):
+            holder[key] = value
 
 
 def _refuse_tied(net: Net) -> None:

@@ -197,9 +197,12 @@ def _not_ready(*args: Any, **kwargs: Any) -> Any:
 @contextmanager
 def _seeded(work: Work, purpose: str) -> Iterator[None]:
     """Dropout and the like draw from a stream of this client and round, and disturb no other."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(work.seed(purpose))
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(work.seed(purpose))  # torch.manual_seed would queue a call for absent devices
+    try:
         yield
+    finally:
+        torch.set_rng_state(before)
 
 
 def _void(names: Iterable[str], since: dict[str, int], round: int) -> frozenset[str]:
