@@ -15,10 +15,10 @@ from fedlag.flow import Batch, Client
 from fedlag.personal import Named
 from fedlag.run import evaluate
 from fedlag.tree import finite
-from laws.federations import ALL, Cohorts, Wrapped, conv, every_method, mlp, ragged, run, same
+from laws.federations import ALL, Cohorts, Wrapped, every_method, ragged, run, same
 
 BAD = 1
-WEIGHT = "body.1.weight"
+WEIGHT = "body.5.weight"
 
 
 def changed(reply, name, value, what="update"):
@@ -39,16 +39,16 @@ BAD_REPLIES = {
     "NaN": (lambda reply: spoilt(reply, float("nan")), "finite"),
     "infinity": (lambda reply: spoilt(reply, float("inf")), "finite"),
     "another shape": (lambda reply: changed(reply, WEIGHT, torch.zeros(2, 2)), WEIGHT),
-    "a shape that broadcasts": (lambda reply: changed(reply, WEIGHT, torch.zeros(1, 16)), WEIGHT),
+    "a shape that broadcasts": (lambda reply: changed(reply, WEIGHT, torch.zeros(1, 12)), WEIGHT),
     "a missing entry": (lambda reply: without(reply, WEIGHT), WEIGHT),
     "no entries": (lambda reply: reply._replace(update={}), "update"),
     "an extra entry": (lambda reply: changed(reply, "more", torch.zeros(1)), "more"),
     "an extra entry of a name that is no text": (lambda reply: changed(reply, 7, torch.zeros(1)), "7"),
-    "an unasked trained entry": (lambda reply: changed(reply, WEIGHT, torch.zeros(6, 16), "trained"), WEIGHT),
-    "another type of number": (lambda reply: changed(reply, WEIGHT, torch.zeros(6, 16).double()), WEIGHT),
-    "whole numbers": (lambda reply: changed(reply, WEIGHT, torch.zeros(6, 16, dtype=torch.int64)), WEIGHT),
-    "an array for a tensor": (lambda reply: changed(reply, WEIGHT, np.zeros((6, 16), np.float32)), WEIGHT),
-    "a list for a tensor": (lambda reply: changed(reply, WEIGHT, [[0.0] * 16] * 6), WEIGHT),
+    "an unasked trained entry": (lambda reply: changed(reply, WEIGHT, torch.zeros(5, 12), "trained"), WEIGHT),
+    "another type of number": (lambda reply: changed(reply, WEIGHT, torch.zeros(5, 12).double()), WEIGHT),
+    "whole numbers": (lambda reply: changed(reply, WEIGHT, torch.zeros(5, 12, dtype=torch.int64)), WEIGHT),
+    "an array for a tensor": (lambda reply: changed(reply, WEIGHT, np.zeros((5, 12), np.float32)), WEIGHT),
+    "a list for a tensor": (lambda reply: changed(reply, WEIGHT, [[0.0] * 12] * 5), WEIGHT),
     "no update": (lambda reply: reply._replace(update=None), "update"),
     "nothing trained": (lambda reply: reply._replace(trained=None), "trained"),
     "more extra": (lambda reply: reply._replace(extra={"secret": torch.zeros(1)}), "adds"),
@@ -213,10 +213,9 @@ def infinite():
     return source
 
 
-@pytest.mark.parametrize("net", [mlp, conv])
 @every_method
-def test_a_client_that_diverges_is_dropped_and_the_others_go_on(algorithm, net):
-    done = run(algorithm, net=net, source=infinite(), sampling=ALL)
+def test_a_client_that_diverges_is_dropped_and_the_others_go_on(algorithm):
+    done = run(algorithm, source=infinite(), sampling=ALL)
     for one in done.rounds:
         assert one.dropped.keys() == {BAD}
         assert "finite" in one.dropped[BAD]

@@ -4,37 +4,33 @@ import pytest
 
 from fedlag.algorithm import Training
 from fedlag.optim import SGD
-from fedlag.run import evaluate
-from laws.federations import ALL, NETS, every_bare_method, identical, run, same, with_lag
+from laws.federations import ALL, every_bare_method, identical, mlp, ordinary, run, same, scores, with_lag
 
 NEVER = {
     "k=0": {"k": 0, "warmup": 0},
     "k=0 frozen": {"k": 0, "mode": "frozen"},
-    "always warming up": {"k": 3, "xi": -0.999999, "warmup": 10**6},
-    "by tensors": {"k": 0, "warmup": 0, "unit": "tensor", "norm": "candidate"},
+    "always warming up": {"k": 3, "xi": -0.999999, "warmup": 10**6, "unit": "tensor", "norm": "candidate"},
 }
 
 
-@pytest.mark.parametrize("net", NETS.values(), ids=NETS)
 @pytest.mark.parametrize("settings", NEVER.values(), ids=NEVER)
 @every_bare_method
-def test_lag_that_never_fires_is_bitwise_the_bare_method(algorithm, settings, net):
-    bare, plus = run(algorithm, net=net), run(with_lag(algorithm, **settings), net=net)
-    for one, other in zip(bare.rounds, plus.rounds, strict=True):
+def test_lag_that_never_fires_is_bitwise_the_bare_method(algorithm, settings):
+    bare, plus = ordinary(algorithm), run(with_lag(algorithm, **settings))
+    for one, other in zip(bare.run.rounds, plus.rounds, strict=True):
         assert same(one.message, other.message)
         assert same(one.letters, other.letters)
         assert same(one.server._replace(rule=None), other.server._replace(rule=None))
-    memories = [{c: kept.memory for c, kept in done.federation.clients().items()} for done in (bare, plus)]
+    memories = [{c: kept.memory for c, kept in done.federation.clients().items()} for done in (bare.run, plus)]
     assert same(*memories)
-    for stage in ("personal", "global"):
-        assert same(*(evaluate(done.task, done.server, done.federation, stage) for done in (bare, plus)))
+    assert same(bare.scores, scores(plus))
 
 
 @every_bare_method
 def test_identical_clients_never_conflict(algorithm):
     """With full batches; so `method + LAG` is the method, whatever k is."""
     training = Training(batch=10, optimizer=SGD(lr=0.1))
-    setup = {"source": identical(), "clients": 4, "training": training, "sampling": ALL}
+    setup = {"net": mlp, "source": identical(), "clients": 4, "training": training, "sampling": ALL}
     plus = run(with_lag(algorithm, k=10, warmup=0), **setup)
     for one in plus.rounds:
         for conflict in one.step.conflicts.values():

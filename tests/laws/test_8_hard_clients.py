@@ -2,15 +2,10 @@
 
 import math
 
-import pytest
-
 from fedlag.algorithm import Training
 from fedlag.optim import SGD
-from fedlag.run import evaluate
 from fedlag.tree import finite
-from laws.federations import ALL, Cohorts, Wrapped, conv, every_method, mlp, ragged, run, same
-
-nets = pytest.mark.parametrize("net", [mlp, conv])
+from laws.federations import ALL, Cohorts, Wrapped, every_method, ragged, run, same, scores
 
 
 def assert_sound(done, dropped=()):
@@ -19,43 +14,37 @@ def assert_sound(done, dropped=()):
         assert set(one.dropped) <= set(dropped)
         assert finite(one.server)
     assert all(finite(client) for client in done.federation.clients().values())
-    for stage in ("personal", "global"):
-        scores = evaluate(done.task, done.server, done.federation, stage)
-        assert scores.keys() == set(range(done.task.clients))
-        for score in scores.values():
+    for stage in scores(done).values():
+        assert stage.keys() == set(range(done.task.clients))
+        for score in stage.values():
             assert score.keys() == {"validation", "test"}
             assert all(0 <= part.accuracy <= 1 and math.isfinite(part.loss) for part in score.values())
 
 
-@nets
 @every_method
-def test_a_cohort_of_one(algorithm, net):
-    assert_sound(run(algorithm, net=net, sampling=Cohorts([[3], [1], [1], [2]])))
+def test_a_cohort_of_one(algorithm):
+    assert_sound(run(algorithm, sampling=Cohorts([[3], [1], [1], [2]])))
 
 
-@nets
 @every_method
-def test_a_federation_of_one(algorithm, net):
-    assert_sound(run(algorithm, net=net, source=ragged((11,), single=None), clients=1))
+def test_a_federation_of_one(algorithm):
+    assert_sound(run(algorithm, source=ragged((11,), single=None), clients=1))
 
 
-@nets
 @every_method
-def test_a_single_example_fewer_than_a_batch_and_a_last_batch_of_one(algorithm, net):
-    assert_sound(run(algorithm, net=net, source=ragged((1, 3, 9, 17), single=None), clients=4, sampling=ALL))
+def test_a_single_example_fewer_than_a_batch_and_a_last_batch_of_one(algorithm):
+    assert_sound(run(algorithm, source=ragged((1, 3, 9, 17), single=None), clients=4, sampling=ALL))
 
 
-@nets
 @every_method
-def test_everyone_knows_a_single_class(algorithm, net):
+def test_everyone_knows_a_single_class(algorithm):
     source = ragged((6, 6, 6), single=1)
-    assert_sound(run(algorithm, net=net, source=lambda client, part: source(1, part), clients=3, sampling=ALL))
+    assert_sound(run(algorithm, source=lambda client, part: source(1, part), clients=3, sampling=ALL))
 
 
-@nets
 @every_method
-def test_no_local_steps_at_all(algorithm, net):
-    done = run(algorithm, net=net, training=Training(epochs=0, batch=8, optimizer=SGD(lr=0.1)), sampling=ALL)
+def test_no_local_steps_at_all(algorithm):
+    done = run(algorithm, training=Training(epochs=0, batch=8, optimizer=SGD(lr=0.1)), sampling=ALL)
     assert_sound(done)
 
 
@@ -67,10 +56,9 @@ class Silent(Wrapped):
             yield client, reply
 
 
-@nets
 @every_method
-def test_a_client_that_never_answers_is_named_and_the_others_go_on(algorithm, net):
-    done = run(algorithm, net=net, sampling=ALL, wrap=Silent)
+def test_a_client_that_never_answers_is_named_and_the_others_go_on(algorithm):
+    done = run(algorithm, sampling=ALL, wrap=Silent)
     assert_sound(done, dropped=[1])
     for one in done.rounds:
         assert one.dropped == {1: "it did not answer"}

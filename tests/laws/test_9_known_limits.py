@@ -74,7 +74,7 @@ def test_local_is_everybody_training_alone_from_the_same_start(net):
 
 def test_one_full_batch_step_each_is_a_centralised_step_on_pooled_data():
     training = Training(batch=100, optimizer=SGD(lr=0.1))
-    done = run(FedAvg(), training=training, sampling=ALL, number=1)
+    done = run(FedAvg(), net=mlp, training=training, sampling=ALL, number=1)
     net = mlp()
     x, y = (torch.cat(parts) for parts in zip(*(SOURCE(client, "train") for client in range(5)), strict=True))
     functional.cross_entropy(net(x), y).backward()
@@ -102,7 +102,7 @@ def test_two_ways_to_say_the_same_method(one, other, net):
 
 def test_fine_tuning_trains_like_a_client_and_is_thrown_away():
     """fedavg-ft evaluates what one more epoch makes of the global model, and is FedAvg otherwise."""
-    tuned, bare = run(FedAvg(tune=(Phase(1),)), number=2), run(FedAvg(), number=2)
+    tuned, bare = run(FedAvg(tune=(Phase(1),)), net=mlp, number=2), run(FedAvg(), net=mlp, number=2)
     assert same(tuned.server, bare.server)
 
     scores = evaluate(tuned.task, tuned.server, tuned.federation)
