@@ -9,18 +9,39 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fedlag.aggregate import Aggregator, Mean
+from fedlag.aggregate import (
+    Aggregator,
+    CAGrad,
+    Extrapolated,
+    GradDrop,
+    Mean,
+    Median,
+    MultiKrum,
+    Nova,
+    PCGrad,
+    TrimmedMean,
+)
 from fedlag.errors import InputError, unknown
 from fedlag.lag import LAG
-from fedlag.optim import SGD, Adam, Optimizer
+from fedlag.optim import SGD, Adagrad, Adam, Flash, Optimizer, Yogi
 from fedlag.personal import BatchNorms, First, Last, Middle, Named, Nothing, RandomLayers, Rule, WarmStart
 
 Table = dict[str, Any]
 
 # Where a setting may be one of several things, the key `kind` says which.
 KINDS: dict[Any, dict[str, type]] = {
-    Optimizer: {"sgd": SGD, "adam": Adam},
-    Aggregator: {"mean": Mean},
+    Optimizer: {"sgd": SGD, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad, "flash": Flash},
+    Aggregator: {
+        "mean": Mean,
+        "nova": Nova,
+        "extrapolated": Extrapolated,
+        "median": Median,
+        "trimmed-mean": TrimmedMean,
+        "multikrum": MultiKrum,
+        "pcgrad": PCGrad,
+        "graddrop": GradDrop,
+        "cagrad": CAGrad,
+    },
     Rule: {
         "nothing": Nothing,
         "named": Named,

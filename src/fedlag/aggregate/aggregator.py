@@ -1,4 +1,4 @@
-"""Many updates to one."""
+"""How many updates become one, and the plainest answer."""
 
 from __future__ import annotations
 

@@ -1,0 +1,31 @@
+"""What an optimiser is."""
+
+from __future__ import annotations
+
+from typing import Protocol, Self
+
+import torch
+
+from fedlag.tree import Params, Tree
+
+
+class Optimizer(Protocol):
+    @property
+    def lr(self) -> float: ...
+
+    def init(self, params: Params) -> Tree:
+        """The state before the first step; tensors in it are keyed by parameter name."""
+
+    def step(self, params: Params, grads: Params, state: Tree) -> tuple[Params, Tree]:
+        """Move the parameters named in `grads`; all others stay."""
+
+    def slowed(self, factor: float) -> Self:
+        """The same optimiser with its learning rate multiplied."""
+
+
+def moved(params: Params, direction: Params, alpha: float) -> Params:
+    """All of `params`, those named in `direction` by alpha * direction, in one call for all tensors."""
+    if not direction:
+        return dict(params)
+    values = torch._foreach_add([params[name] for name in direction], list(direction.values()), alpha=alpha)
+    return {**params, **dict(zip(direction, values, strict=True))}
