@@ -89,13 +89,23 @@ def make_dataclass(factory: Callable[..., Any], table: Any, where: str, **fixed:
     for key in table:
         if key not in names:
             raise unknown("setting", f"{prefix}{key}", [f"{prefix}{name}" for name in names])
-    values = {key: make(hints[key], value, f"{prefix}{key}") for key, value in table.items()}
+    values = {}
+    for key, value in table.items():
+        given = _completed(value, factory, key, fixed) if hints[key] in KINDS else value
+        values[key] = make(hints[key], given, f"{prefix}{key}")
     try:
         return factory(**values, **fixed)
     except InputError as error:
         raise _placed(error, where, names) from error
     except TypeError as error:
         raise InputError(f"{where}: {error}") from error
+
+
+def _completed(value: Any, factory: Callable[..., Any], field: str, fixed: Mapping[str, Any]) -> Any:
+    """A table without a kind changes settings of what the field is by default."""
+    if not isinstance(value, Mapping) or "kind" in value:
+        return value
+    return {**table(getattr(factory(**fixed), field)), **value}
 
 
 def _placed(error: InputError, where: str, names: list[str]) -> InputError:
