@@ -69,6 +69,16 @@ def test_shares_are_those_asked_for():
         np.testing.assert_allclose(sizes / sizes.sum(), [0.5, 0.2, 0.3], atol=0.01)
 
 
+@pytest.mark.parametrize(("validation", "test"), [(0.5, 0.49), (0.98, 0.01), (0.01, 0.98), (0.01, 0.01)])
+def test_even_the_smallest_clients_get_a_row_of_every_part(validation: float, test: float):
+    sizes = np.arange(3, 13)
+    dataset = from_arrays(np.zeros((sizes.sum(), 1)), np.arange(sizes.sum()) % 2, clients=np.repeat(sizes, sizes))
+    data = Data(split="given", clients=len(sizes), minimum=3, validation=validation, test=test)
+    for own, size in zip(partition(dataset, data), sizes, strict=True):
+        assert min(map(len, own)) >= 1
+        assert sum(map(len, own)) == size
+
+
 def test_how_a_clients_rows_are_divided_does_not_depend_on_other_clients(tmp_path: Path):
     def first_client(others: list[int]) -> list[list[int]]:
         file = tmp_path / "rows.json"
@@ -122,6 +132,17 @@ def test_data_that_say_whose_they_are_can_be_used_as_given():
         partition(from_arrays(x, y), Data(split="given", clients=2))
 
 
+def test_the_same_limit_and_seed_keep_the_same_rows_whatever_the_split():
+    def used(**choice: object) -> set[int]:
+        parts = partition(DIGITS, Data(limit=300, clients=5, seed=5, **choice))
+        return {int(row) for own in parts for rows in own for row in rows}
+
+    kept = used(split="iid")
+    assert len(kept) == 300
+    assert kept == used(split="dirichlet") == used(split="classes")
+    assert used(split="replacement") < kept
+
+
 def test_a_limit_also_holds_for_given_rows():
     dataset = from_arrays(np.zeros((100, 2)), [0, 1] * 50, clients=[0] * 50 + [1] * 50)
     parts = partition(dataset, Data(split="given", clients=2, limit=40, minimum=3))
@@ -141,6 +162,12 @@ def test_a_limit_also_holds_for_given_rows():
 def test_more_than_the_data_can_serve_is_refused(choice, complaint):
     with pytest.raises(InputError, match=complaint):
         partition(DIGITS, Data(**choice))
+
+
+def test_drawing_with_replacement_needs_a_class_with_a_row_for_every_part():
+    dataset = from_arrays(np.zeros((4, 2)), [0, 0, 1, 1])
+    with pytest.raises(InputError, match="No class has 3 rows"):
+        partition(dataset, Data(split="replacement", clients=1, minimum=3))
 
 
 def test_a_client_with_too_few_rows_is_named(tmp_path: Path):

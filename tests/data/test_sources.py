@@ -90,7 +90,7 @@ def test_what_differs_is_said(grey: Grey, tmp_path: Path):
         official.read(grey.source, tmp_path)
 
 
-@pytest.mark.parametrize(("damage", "what"), [(cut_short, "bytes instead of"), (altered, "SHA-256")])
+@pytest.mark.parametrize(("damage", "what"), [(cut_short, "bytes instead of"), (altered, "its SHA-256 is")])
 def test_a_damaged_archive_is_refused_before_it_is_opened(colour, tmp_path, damage: Damage, what: str):
     write(tmp_path, {"colour.tar.gz": damage(colour.archive)})
     with pytest.raises(InputError, match=f"colour.tar.gz.*{what}"):

@@ -78,6 +78,13 @@ def test_dirichlet_gives_every_client_the_minimum(clients: int, minimum: int, se
     assert min(len(rows) for rows in held) >= minimum
 
 
+def test_the_minimum_is_reached_even_where_draws_just_below_it_are_common():
+    labels = np.arange(60) % 3
+    smallest = {min(map(len, split.dirichlet(labels, 5, 5.0, seed, minimum=9))) for seed in range(60)}
+    assert 9 in smallest
+    assert min(smallest) == 9
+
+
 def test_small_alpha_means_few_classes_per_client_and_large_alpha_all_of_them():
     labels = np.repeat(np.arange(10), 1000)
     classes = {
@@ -170,8 +177,15 @@ def test_with_replacement_a_clients_train_and_test_rows_have_one_label_mix():
         np.testing.assert_allclose(*mixes, atol=0.05)
 
 
+def test_with_replacement_small_alpha_means_few_classes_per_client():
+    labels = np.repeat(np.arange(10), 200)
+    for alpha, few, many in ((0.05, 1, 4), (100.0, 9, 10)):
+        held = split.dirichlet_replacement(labels, [np.arange(2000)], 20, alpha, 0)
+        assert few <= np.mean([len(np.unique(labels[rows])) for (rows,) in held]) <= many
+
+
 def test_with_replacement_needs_a_class_in_every_pool():
-    with pytest.raises(InputError, match="No class has rows in every one"):
+    with pytest.raises(InputError, match="No class has rows in every pool"):
         split.dirichlet_replacement(np.array([0, 1]), (np.array([0]), np.array([1])), 2, 1.0, 0)
 
 

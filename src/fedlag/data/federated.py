@@ -95,8 +95,7 @@ def partition(dataset: Dataset, data: Data) -> tuple[Parts, ...]:
     if data.split != "given":
         split.refuse_too_many(len(pool), data.clients, data.minimum)
     if data.split == "replacement":
-        pools = _divide(np.arange(len(pool)), data, [data.seed, DIVISION])
-        drawn = split.dirichlet_replacement(labels, pools, data.clients, data.alpha, [data.seed, SPLIT])
+        drawn = split.dirichlet_replacement(labels, _pools(labels, data), data.clients, data.alpha, [data.seed, SPLIT])
         parts = tuple(Parts(*(pool[rows] for rows in client)) for client in drawn)
         _refuse_small([sum(map(len, client)) for client in parts], data)
         return parts
@@ -123,6 +122,17 @@ def _drawn(labels: Rows, data: Data) -> list[Rows]:
             return split.classes_per_client(labels, data.clients, data.classes_per_client, seed)
         case _:
             return split.iid(labels, data.clients, seed)
+
+
+def _pools(labels: Rows, data: Data) -> Parts:
+    """The train, validation and test rows that all clients draw from; every class of 3 rows or more is in each."""
+    classes = [np.flatnonzero(labels == label) for label in range(int(labels.max()) + 1)]
+    divided = [
+        _divide(rows, data, [data.seed, DIVISION, label]) for label, rows in enumerate(classes) if len(rows) >= 3
+    ]
+    if not divided:
+        raise InputError("No class has 3 rows, one each to train, validate and test; use more data (data.limit).")
+    return Parts(*(np.concatenate(rows) for rows in zip(*divided, strict=True)))
 
 
 def _given(dataset: Dataset, data: Data, pool: Rows) -> list[Rows]:

@@ -141,7 +141,7 @@ def dirichlet_replacement(
     classes = int(labels.max()) + 1
     common = np.flatnonzero(np.all([np.bincount(labels[pool], minlength=classes) > 0 for pool in pools], axis=0))
     if not common.size:
-        raise InputError("No class has rows in every one of train, validation and test; use more data (data.limit).")
+        raise InputError("No class has rows in every pool, so no client can draw the same mix from all; use more data.")
     of_class = [[pool[labels[pool] == label] for label in common] for pool in pools]
     generator = np.random.default_rng(seed)
 
