@@ -79,13 +79,14 @@ def execute(experiment: Experiment, folder: Path | str | None = None, notify: No
     same bits as if it had never stopped; a finished one is left as it is.
     """
     folder = RUNS / f"{experiment.title}-s{experiment.seed}-{experiment.hash}" if folder is None else Path(folder)
+    parts = None if (folder / "manifest.json").exists() else prepare(experiment)  # may refuse: nothing is written yet
     with _only_writer(folder):
         manifest = _claim(folder, experiment)
         if manifest.get("finished"):
             notify({"type": "finished", "folder": str(folder), "seconds": manifest["seconds"]})
             return folder
         with one_thread():
-            _work(experiment, folder, manifest, notify)
+            _work(experiment, parts or prepare(experiment), folder, manifest, notify)
     return folder
 
 
@@ -100,8 +101,7 @@ def must_be_a_run(folder: Path | str) -> None:
         raise InputError(f"{folder} is not a run: it has no experiment.toml. `fedlag list runs` shows what there is.")
 
 
-def _work(experiment: Experiment, folder: Path, manifest: Event, notify: Notify) -> None:
-    parts = prepare(experiment)
+def _work(experiment: Experiment, parts: Prepared, folder: Path, manifest: Event, notify: Notify) -> None:
     saved = checkpoint.load(folder, experiment.hash, parts.server)
     server = parts.server
     if saved:

@@ -401,7 +401,8 @@ def server_round(task: Task, server: Server, replies: Replies) -> tuple[Server, 
         **tree.mean(replies.trained, weights),
     }
     changed = entered | left
-    since = server.since | dict.fromkeys(entered, server.round) | dict.fromkeys(left, server.round + 1)
+    since = server.since | dict.fromkeys(sorted(entered), server.round)
+    since |= dict.fromkeys(sorted(left), server.round + 1)
     optimizer, memory = outcome.optimizer, outcome.memory
     if changed:
         optimizer = tree.renew(optimizer, algorithm.server.init(tree.select(params, task.trained)), changed)
