@@ -49,6 +49,7 @@ def watching(experiments: Sequence[Experiment], quiet: bool = False) -> Iterator
     reached = {one.hash: 0 for one in experiments}
 
     def watch(experiment: Experiment, event: dict[str, Any]) -> None:
+        progress.start()  # not before there is something to show: a refusal should stand alone
         line = lines[experiment.title]
         number = experiment.rounds if event["type"] == "finished" else event["round"]
         advance, reached[experiment.hash] = number - reached[experiment.hash], number
@@ -65,8 +66,10 @@ def watching(experiments: Sequence[Experiment], quiet: bool = False) -> Iterator
         if overall is not None:
             progress.update(overall, advance=advance)
 
-    with progress:
+    try:
         yield watch
+    finally:
+        progress.stop()
 
 
 def _personal(layers: Sequence[str]) -> str:
@@ -81,7 +84,7 @@ def show_rows(rows: Sequence[Any], nothing: str = "Nothing to show.") -> None:
         say(nothing)
         return
     plain = [row if isinstance(row, Mapping) else row._asdict() for row in rows]
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column, value in plain[0].items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         table.add_column(str(column).replace("_", " "), justify="right" if number else "left", overflow="fold")
