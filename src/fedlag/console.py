@@ -69,7 +69,8 @@ def watching(experiments: Sequence[Experiment], quiet: bool = False) -> Iterator
     try:
         yield watch
     finally:
-        progress.stop()
+        if progress.live.is_started:
+            progress.stop()
 
 
 def _personal(layers: Sequence[str]) -> str:
