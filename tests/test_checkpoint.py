@@ -65,8 +65,11 @@ def same(a, b):
     return a == b
 
 
-def files(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+def everything(folder):
+    """What is below a folder: its files, and the folders that hold none."""
+    return sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() or not any(path.iterdir())
+    )
 
 
 # Any state survives
@@ -123,7 +126,15 @@ def test_any_nesting_survives_with_types_order_and_bits(value):
 
 
 def test_odd_floats_survive():
-    odd = [0.0, -0.0, 5e-324, 1 / 3, 1e308 * 10, -math.inf, *struct.unpack("2d", bytes.fromhex("0100000000f87fff" * 2))]
+    odd = [
+        0.0,
+        -0.0,
+        5e-324,
+        1 / 3,
+        1e308 * 10,
+        -math.inf,
+        *struct.unpack("2d", bytes.fromhex("010000000000f87f" + "230100000000f8ff")),
+    ]
     encoded = json.loads(json.dumps(checkpoint.encode(odd, []), allow_nan=False))
     assert same(checkpoint.decode(encoded, [], {}), odd)
 
@@ -144,6 +155,16 @@ def test_tensors_that_share_memory_come_back_apart(tmp_path):
     assert same(after.memory["again"], base)
 
 
+def test_what_was_loaded_does_not_hang_on_the_file(tmp_path):
+    before = server({"m": torch.arange(5000.0)})
+    checkpoint.save(tmp_path, "abc", before, {})
+    after, _ = checkpoint.load(tmp_path, "abc", LIKE)
+    path = tmp_path / "checkpoint" / "round-000012" / "tensors.safetensors"
+    with path.open("rb+") as file:
+        file.write(bytes(path.stat().st_size))
+    assert same(after, before)
+
+
 class Custom:
     pass
 
@@ -155,7 +176,7 @@ class Custom:
 def test_what_is_unknown_is_refused_by_its_type_before_anything_is_written(tmp_path, value, name):
     with pytest.raises(TypeError, match=f"{name} cannot be saved"):
         checkpoint.save(tmp_path, "abc", server({"deep": [(value,)]}), {})
-    assert files(tmp_path) == []
+    assert everything(tmp_path) == []
 
 
 def test_a_named_tuple_the_algorithm_does_not_use_is_not_made(tmp_path):
@@ -248,7 +269,7 @@ def test_there_is_none_before_the_first(tmp_path):
 def test_only_the_newest_is_kept(tmp_path):
     for round in (2, 9, 10, 1_000_000):
         checkpoint.save(tmp_path, "abc", server(round=round), {})
-        assert files(tmp_path) == [
+        assert everything(tmp_path) == [
             f"checkpoint/round-{round:06d}/{name}" for name in ("state.json", "tensors.safetensors")
         ]
         assert checkpoint.load(tmp_path, "abc", LIKE)[0].round == round
@@ -364,14 +385,14 @@ def test_whenever_the_process_dies_there_is_a_whole_checkpoint(tmp_path):
             checkpoint.save(folder, "abc", server("newer", round=again), {})
             assert checkpoint.load(folder, "abc", LIKE)[0].memory == "newer"
             assert {path.name for path in (folder / "checkpoint").iterdir()} == {f"round-{again:06d}"}
-            assert len(files(folder)) == 2
+            assert len(everything(folder)) == 2
     assert deaths > 8
 
 
 @pytest.mark.parametrize("step", ["replace", "fsync"])
 def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(tmp_path, monkeypatch, step):
     checkpoint.save(tmp_path, "abc", server("old", round=1), {})
-    before = files(tmp_path)
+    before = everything(tmp_path)
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -379,7 +400,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(tmp_path, mo
     monkeypatch.setattr(os, step, full)
     with pytest.raises(InputError, match=r"round-000002.* cannot be written \(No space left on device\)"):
         checkpoint.save(tmp_path, "abc", server("new", round=2), {})
-    assert files(tmp_path) == before
+    assert everything(tmp_path) == before
     assert checkpoint.load(tmp_path, "abc", LIKE)[0].memory == "old"
 
 
@@ -396,7 +417,7 @@ def test_a_file_that_outgrows_its_limit_is_a_full_disk_too(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert files(tmp_path) == []
+    assert everything(tmp_path) == ["checkpoint"]
 
 
 def test_a_folder_that_is_none_is_named(tmp_path):

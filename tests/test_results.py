@@ -134,7 +134,9 @@ def test_what_was_not_measured_is_not_made_up(simple):
 
 
 def test_a_client_without_test_examples_counts_nowhere(simple):
-    headline = results.summarise(simple([0.5, 0.0, 1.0], examples=[4, 0, 4])).headline
+    run = simple([0.5, 1.0, 1.0], examples=[4, 0, 4])
+    assert results.grid(run, "personal", "test").means().tolist() == [0.75]
+    headline = results.summarise(run).headline
     assert headline.clients.tolist() == [0, 2]
     assert (headline.mean, headline.worst, headline.weighted) == (0.75, 0.5, 0.75)
 

@@ -176,6 +176,8 @@ def test_lost_replies_are_named_and_not_counted():
         replies = 0 if one.number == 3 else 2
         assert sent(tables, "down", one.server.round) == times(3, whole)
         assert sent(tables, "up", one.server.round) == (times(replies, whole) if replies else {})
+    clients = {(row["round"], row["direction"]): row["clients"] for row in tables.table("bytes").to_pylist()}
+    assert (clients[1, "down"], clients[1, "up"], clients[4, "down"]) == (3, 2, 3)
     dropped = tables.table("dropped").to_pylist()
     assert [row["round"] for row in dropped] == [1, 2, 3, 4, 4, 4, 5, 6]
     assert dropped[0] == {"round": 1, "client": sorted(done[0].letters)[1], "reason": "it did not answer"}
@@ -244,7 +246,7 @@ def test_recorded_are_the_layers_a_rule_chooses_among_and_all_others_in_the_mode
 
 
 def test_a_measured_layer_nobody_described_is_not_called_shared():
-    task, server, _ = start(FedAvg())
+    task, server, _ = start(FedAvg(), net=mlp)
     _, done, _ = recorded(FedAvg(personal=LAG(k=1, warmup=1, unit="tensor")), number=1)
     tables = Tables()
     tables.add_layers(1, done[0].step, candidates(task.anatomy, server.rule))
@@ -254,7 +256,7 @@ def test_a_measured_layer_nobody_described_is_not_called_shared():
 
 
 def test_a_layer_of_which_a_part_is_personal_is_marked():
-    task, _, _ = start(FedAvg())
+    task, _, _ = start(FedAvg(), net=mlp)
     tables = Tables()
     tables.add_layers(1, Step({}, frozenset(["body.3.bias"])), layers.group(task.anatomy))
     assert tables.table("layers")["personal"].to_pylist() == [False, True, False]
@@ -281,7 +283,7 @@ def test_scores_are_recorded_one_number_a_row():
 
 
 def test_every_client_is_recorded_as_evaluated():
-    task, server, federation = start(FedAvg())
+    task, server, federation = start(FedAvg(), net=mlp)
     scores = evaluate(task, server, federation)
     tables = Tables()
     tables.add_scores(0, "personal", scores)
@@ -325,7 +327,7 @@ def test_what_is_read_is_what_was_written_to_the_bit(recorded):
 
 
 def test_no_float_takes_the_bits_of_its_neighbour(tmp_path):
-    """As not-a-numbers and zeros would in a file that lists every value once."""
+    """Parquet lists values that occur again only once: those that are equal to the bit."""
     odd = [struct.unpack("d", bytes.fromhex(one))[0] for one in ("010000000000f87f", "000000000000f87f", "0" * 16)]
     tables = Tables()
     tables.add_scores(
@@ -351,7 +353,7 @@ def test_killed_and_taken_up_again_the_files_are_the_same(tmp_path):
     straight, done, _ = recorded(METHODS["frozen"], wrap=Silent)
     straight.write(tmp_path)
     expected = bits(Tables.read(tmp_path, before=6))
-    task, server, _ = start(METHODS["frozen"])
+    task, server, _ = start(METHODS["frozen"], net=mlp)
     again = Tables.read(tmp_path, before=2)
     for one in done[2:]:
         again.add_bytes(one)

@@ -80,7 +80,7 @@ class Tables:
     def write(self, folder: Path) -> None:
         """Replace the files in the run's folder, one after the other; none is ever half written."""
         for name in SCHEMAS:
-            write_atomically(folder / _file(name), partial(_write, self.table(name)))
+            write_atomically(folder / _file(name), partial(pq.write_table, self.table(name)))
 
     def table(self, name: str) -> pa.Table:
         """One of "rounds", "layers", "bytes" and "dropped", up to now."""
@@ -178,12 +178,6 @@ def _text(reason: str) -> str:
 
 def _file(name: str) -> str:
     return f"{name}.parquet"
-
-
-def _write(table: pa.Table, path: Path) -> None:
-    # A dictionary would give every NaN the bits of the first.
-    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
-    pq.write_table(table, path, use_dictionary=texts)
 
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
