@@ -17,16 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from fedlag.algorithm import Algorithm, Training
-from fedlag.algorithms import REGISTRY
+from fedlag.algorithms import REGISTRY, FedAvg
 from fedlag.federation.sequential import Sequential
 from fedlag.federation.work import ClientWork, Source
-from fedlag.flow import Batch, Client, Letter, Message, Replies, Reply, Scores, Server
+from fedlag.flow import Batch, Client, Letter, Local, Message, Replies, Reply, Scores, Server
 from fedlag.lag import LAG
+from fedlag.layers import Anatomy
 from fedlag.net import Model, Net
 from fedlag.optim import SGD
 from fedlag.personal import Rule, Union
 from fedlag.round import STAGES, Task, begin
 from fedlag.run import Round, Sampling, evaluate, rounds
+from fedlag.tree import Params, under
 
 torch.set_num_threads(1)
 
@@ -129,6 +131,46 @@ def parametrised(methods: Mapping[str, Algorithm]) -> pytest.MarkDecorator:
 every_bare_method = parametrised(BARE)
 every_method_with_lag = parametrised(PLUS_LAG)
 every_method = parametrised({**BARE, **PLUS_LAG})
+
+
+@dataclass(frozen=True)
+class Scheduled(Rule):
+    """Patterns of what is personal in round 0, 1, …; the last one from then on."""
+
+    patterns: tuple[str, ...]
+    watches: bool = True
+
+    def init(self, anatomy: Anatomy) -> tuple[tuple[str, ...], int]:
+        return anatomy.names, 0
+
+    def update(self, state: Any, replies: Replies, round: int) -> Any:
+        return (state[0], round + 1), {}
+
+    def personal(self, state: Any) -> frozenset[str]:
+        return under(state[0], self.patterns[min(state[1], len(self.patterns) - 1)])
+
+    def watched(self, state: Any) -> frozenset[str]:
+        return self.personal(state) if self.watches else frozenset()
+
+    def reach(self, anatomy: Anatomy) -> frozenset[str]:
+        return under(anatomy.names, " ".join(self.patterns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starting(FedAvg):
+    """FedAvg that notes down, at every evaluation, what each client would start from."""
+
+    starts: dict[int, Params] = field(default_factory=dict)
+
+    def personalize(self, local: Local) -> Params:
+        self.starts[local.work.client] = local.start
+        return local.start
+
+
+def starts(task: Task, server: Server, federation: Any) -> dict[int, Params]:
+    """What every client would start the next round from."""
+    evaluate(task, server, federation)
+    return dict(task.algorithm.starts)  # type: ignore[attr-defined]
 
 
 # Runs
