@@ -237,8 +237,8 @@ def test_rows_are_plain(four):
 def test_only_seeds_and_clients_that_both_have_are_compared(simple):
     comparison = results.compare(
         [
-            simple([0.5, 0.5], method="local", seed=1, clients=[3, 5]),
-            simple([1.0, 1.0], method="fedlag", seed=1, clients=[5, 9]),
+            simple([0.25, 0.5], method="local", seed=1, clients=[3, 5]),
+            simple([0.0, 0.25, 1.0], method="fedlag", seed=1, clients=[1, 2, 5]),
             simple([0.0, 0.0], method="fedlag", seed=2),
         ]
     )

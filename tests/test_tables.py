@@ -22,7 +22,7 @@ from fedlag.algorithms.fedavg import FedAvg
 from fedlag.errors import InputError
 from fedlag.flow import Score
 from fedlag.lag import LAG
-from fedlag.personal import Named, WarmStart
+from fedlag.personal import Named, Rule, WarmStart
 from fedlag.round import Step
 from fedlag.run import Sampling, evaluate, rounds
 from fedlag.tables import SCHEMAS, Tables, candidates, load
@@ -78,6 +78,13 @@ class Talkative(FedAvg):
         return Finish({}, (torch.ones(5), {"step": torch.tensor(steps)}))
 
 
+class Curious(Rule):
+    """Asks for more than updates."""
+
+    def witness(self, local, end):
+        return {"head.weight": end["head.weight"], "body.1.bias": torch.zeros(2)}
+
+
 METHODS = {
     "fedavg": FedAvg(),
     "fedper": FedAvg(personal=Named("head.*")),
@@ -85,6 +92,7 @@ METHODS = {
     "frozen": FedAvg(personal=LAG(k=2, warmup=2, mode="frozen")),
     "warmstart": FedAvg(personal=WarmStart(warmup=3)),
     "local": FedAvg(personal=Named("*")),
+    "curious": FedAvg(personal=Curious()),
     "talkative": Talkative(personal=Named("head.*") | LAG(k=1, warmup=2)),
 }
 every_method = pytest.mark.parametrize("algorithm", [pytest.param(value, id=name) for name, value in METHODS.items()])
