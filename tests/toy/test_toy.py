@@ -67,7 +67,7 @@ def test_without_matplotlib_it_says_at_once_what_to_install(monkeypatch, tmp_pat
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "taken").touch()
-    with pytest.raises(InputError, match="taken cannot be made a folder"):
+    with pytest.raises(InputError, match="taken cannot be written"):
         toy(tmp_path / "taken")
 
 
