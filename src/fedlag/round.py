@@ -115,7 +115,7 @@ def client_round(
         end, steps = local.fit(algorithm.receive(local), algorithm.phases(task.training.length), purpose="train")
         memory, extra, contribution = algorithm.finish(local, end, steps)
         witness = algorithm.personal.witness(local, end)
-    if not (tree.finite(end) and tree.finite(memory)):
+    if not tree.finite((end, memory, extra, witness)):
         return client, ArithmeticError("its training ended in numbers that are not finite")
     given = end if contribution is None else contribution
     reply = Reply(
