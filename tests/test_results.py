@@ -273,12 +273,32 @@ def test_two_runs_of_a_method_with_one_seed_are_refused(simple):
         results.compare([simple([0.5], name="one"), simple([0.5], name="two")])
 
 
-def test_a_printed_table_has_percent_and_points(four):
+def test_a_printed_table_has_percent_points_and_megabytes(four):
     local, _, lag = results.printable(four)
-    assert (lag["method"], lag["accuracy %"], lag["gain over Local"]) == ("FedLAG", "65.6 ± 4.4", "+15.6")
-    assert lag["clients that gain/lose/stay"] == "4/1/3"
-    assert local["gain over Local"] == ""
-    assert len({tuple(row) for row in results.printable(four)}) == 1
+    assert lag == {
+        "method": "FedLAG",
+        "accuracy %": "65.6 ± 4.4",
+        "worst 10%": "50.0",
+        "last": "65.6",
+        "optimistic": "65.6",
+        "gain": "+15.6",
+        "+/-/=": "4/1/3",
+        "MB": "0.0",
+    }
+    assert (local["method"], local["gain"], local["+/-/="]) == ("Local", "", "")
+
+
+def test_megabytes_are_of_both_directions_and_the_mean_over_seeds(write):
+    runs = [write({r: [0.5]}, {r: [0.5]}, seed=s) for s, r in enumerate((10**4, 3 * 10**4))]
+    (row,) = results.printable(results.compare(runs))
+    assert row["MB"] == "2.1"  # 0.04 and 1.0 one time, 0.12 and 3.0 the other
+
+
+def test_a_printed_table_fits_into_80_columns(four):
+    width = sum(
+        max(len(name), *(len(row[name]) for row in results.printable(four))) for name in results.printable(four)[0]
+    )
+    assert width + 2 * 8 <= 76
 
 
 # The verdict

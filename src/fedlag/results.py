@@ -335,21 +335,25 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def printable(comparison: Comparison) -> list[dict[str, str]]:
-    """What a person wants to see of each method: accuracies in percent ± spread over seeds, gains in points."""
+    """What a person wants to see of each method, within 80 columns.
+
+    Accuracies in percent, the headline ± its spread over seeds; mean gain over Local in points; how many clients
+    gain, lose and stay equal; megabytes both ways.
+    """
     made = []
     for method in comparison.methods.values():
         gain = method.gain
+        mean = {number: method.over_seeds(number) for number in NUMBERS}
         made.append(
             {
                 "method": _title(method.name),
-                "accuracy %": _percent(method.over_seeds("accuracy")),
-                "worst tenth %": _percent(method.over_seeds("worst_tenth")),
-                "last round %": _percent(method.over_seeds("last")),
-                "best on test %, optimistic": _percent(method.over_seeds("optimistic")),
-                "gain over Local": f"{gain.mean:+.1f}" if gain else "",
-                "clients that gain/lose/stay": f"{gain.gaining}/{gain.losing}/{gain.equal}" if gain else "",
-                "MB down": _megabytes(method.over_seeds("down_bytes")),
-                "MB up": _megabytes(method.over_seeds("up_bytes")),
+                "accuracy %": _percent(mean["accuracy"], spread=True),
+                "worst 10%": _percent(mean["worst_tenth"]),
+                "last": _percent(mean["last"]),
+                "optimistic": _percent(mean["optimistic"]),
+                "gain": f"{gain.mean:+.1f}" if gain else "",
+                "+/-/=": f"{gain.gaining}/{gain.losing}/{gain.equal}" if gain else "",
+                "MB": _megabytes(mean["down_bytes"], mean["up_bytes"]),
             }
         )
     return made
@@ -411,14 +415,14 @@ def _accuracy(method: Method) -> float:
     return float(np.mean([run.headline.mean for run in method.runs.values()]))
 
 
-def _percent(estimate: Estimate | None) -> str:
+def _percent(estimate: Estimate | None, spread: bool = False) -> str:
     if estimate is None:
         return ""
-    return f"{100 * estimate.mean:.1f}" + ("" if estimate.sd is None else f" ± {100 * estimate.sd:.1f}")
+    return f"{100 * estimate.mean:.1f}" + (f" ± {100 * estimate.sd:.1f}" if spread and estimate.sd is not None else "")
 
 
-def _megabytes(estimate: Estimate | None) -> str:
-    return "" if estimate is None else f"{estimate.mean / 1e6:,.1f}"
+def _megabytes(*sent: Estimate | None) -> str:
+    return f"{sum(estimate.mean for estimate in sent if estimate) / 1e6:,.1f}"
 
 
 def _refuse_other_data(runs: Sequence[Run]) -> None:
