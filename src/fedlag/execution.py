@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -117,24 +118,24 @@ def _work(experiment: Experiment, parts: Prepared, folder: Path, manifest: Event
         tables.write(folder)
         checkpoint.save(folder, experiment.hash, server, parts.federation.clients())
 
+    scored = partial(_scored, experiment)
+    coming = rounds(parts.task, server, parts.federation, parts.sampling, experiment.seed, scored)
+    left = experiment.rounds - server.round
     with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
-        if server.round < experiment.rounds:
-            scored = partial(_scored, experiment)
-            for done in rounds(parts.task, server, parts.federation, parts.sampling, experiment.seed, scored):
-                server = done.server
-                scores = _record(tables, parts, done, candidates, bool(scored(done.number)))
-                event = _event(experiment, done, scores, candidates, time.monotonic() - started)
-                events.write(json.dumps(event) + "\n")
-                events.flush()
-                notify(event)
-                if server.round >= experiment.rounds:
-                    break
-                if (time.monotonic() - last_saved) * SAVING_SHARE >= saving:
-                    began = time.monotonic()
-                    save(server)
-                    last_saved = time.monotonic()
-                    saving = last_saved - began
-    save(server)
+        for done in islice(coming, left):
+            server = done.server
+            scores = _record(tables, parts, done, candidates, bool(scored(done.number)))
+            event = _event(experiment, done, scores, candidates, time.monotonic() - started)
+            events.write(json.dumps(event) + "\n")
+            events.flush()
+            notify(event)
+            if server.round < experiment.rounds and (time.monotonic() - last_saved) * SAVING_SHARE >= saving:
+                began = time.monotonic()
+                save(server)
+                last_saved = time.monotonic()
+                saving = last_saved - began
+    if left:
+        save(server)
     finished = {"finished": _now(), "seconds": round(time.monotonic() - started, 3), "rounds": server.round}
     _write_json(folder / "manifest.json", {**manifest, "partition": parts.federated.hash, **finished})
     notify({"type": "finished", "folder": str(folder), **finished})
