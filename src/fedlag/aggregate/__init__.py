@@ -8,6 +8,7 @@ from fedlag.aggregate.median import Median
 from fedlag.aggregate.multikrum import MultiKrum
 from fedlag.aggregate.nova import Nova
 from fedlag.aggregate.pcgrad import PCGrad
+from fedlag.aggregate.reported import Reported
 from fedlag.aggregate.trimmed_mean import TrimmedMean
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "MultiKrum",
     "Nova",
     "PCGrad",
+    "Reported",
     "TrimmedMean",
 ]
