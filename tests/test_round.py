@@ -247,14 +247,14 @@ def test_the_server_s_copy_of_a_watched_layer_is_the_mean_of_what_was_trained():
 
 
 def test_the_server_s_copy_of_a_layer_nobody_watches_stays_as_it_entered():
-    done = run(FedAvg(personal=Scheduled(("", "", "head.*"), watches=False)), sampling=ALL)
+    done = run(FedAvg(personal=Scheduled(("", "", "head.*"), watches=False)), sampling=ALL, number=4)
     entered, _, end = (of("head", one.server.params) for one in done.rounds[1:])
     assert same(entered, end)
     assert not same(entered, of("head", done.rounds[0].server.params))
 
 
 def test_the_mask_found_in_a_round_governs_the_broadcast_at_its_end():
-    done = run(FedAvg(personal=LAG(k=1, warmup=2)), sampling=ALL)
+    done = run(FedAvg(personal=LAG(k=1, warmup=2)), sampling=ALL, number=4)
     assert [bool(one.message.personal) for one in done.rounds] == [False, False, False, True]
     for one, following in zip(done.rounds, done.rounds[1:], strict=False):
         assert one.step.personal == following.message.personal

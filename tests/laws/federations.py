@@ -70,9 +70,6 @@ def _net(body: Callable[[], tuple[nn.Module, ...]]) -> Net:
         return Net(nn.Sequential(*body()), nn.Linear(5, CLASSES))
 
 
-each_net = pytest.mark.parametrize("net", [mlp, noisy])
-
-
 # Data
 
 
@@ -105,7 +102,7 @@ def identical(clients: int = 4, count: int = 10) -> Source:
 
 def with_lag(algorithm: Algorithm, **settings: Any) -> Algorithm:
     """The method + LAG."""
-    return replace(algorithm, personal=algorithm.personal | LAG(**{"k": 1, "warmup": 1, **settings}))
+    return replace(algorithm, personal=algorithm.personal | LAG(**{"k": 1, "warmup": 0, **settings}))
 
 
 def brisk(rule: Rule) -> Rule:
@@ -121,7 +118,8 @@ def method(name: str) -> Algorithm:
 
 
 BARE = {name: method(name) for name in REGISTRY}
-PLUS_LAG = {f"{name}+lag": with_lag(algorithm) for name, algorithm in BARE.items()}
+AVERAGING = {name: algorithm for name, algorithm in BARE.items() if algorithm.averages}  # of others LAG is refused
+PLUS_LAG = {f"{name}+lag": with_lag(algorithm) for name, algorithm in AVERAGING.items()}
 
 
 def parametrised(methods: Mapping[str, Algorithm]) -> pytest.MarkDecorator:
@@ -129,6 +127,7 @@ def parametrised(methods: Mapping[str, Algorithm]) -> pytest.MarkDecorator:
 
 
 every_bare_method = parametrised(BARE)
+every_averaging_method = parametrised({**AVERAGING, **PLUS_LAG})
 every_method_with_lag = parametrised(PLUS_LAG)
 every_method = parametrised({**BARE, **PLUS_LAG})
 
@@ -210,7 +209,7 @@ def run(
     algorithm: Algorithm,
     *,
     sampling: Any = SOME,
-    number: int = 4,
+    number: int = 3,
     wrap: Callable[[Any], Any] | None = None,
     **setup: Any,
 ) -> Run:

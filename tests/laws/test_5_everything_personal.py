@@ -9,7 +9,7 @@ from fedlag.algorithm import Algorithm
 from fedlag.algorithms import FedAvg
 from fedlag.personal import Named
 from fedlag.tree import finite
-from laws.federations import Wrapped, every_bare_method, every_method, ordinary, run, same
+from laws.federations import AVERAGING, Wrapped, every_averaging_method, ordinary, parametrised, run, same
 
 ON_THE_CLIENT = ("extend", "prepare", "receive", "phases", "loss", "correct", "step", "predict")
 ALONE = {}
@@ -30,7 +30,7 @@ def params(done):
     return {client: kept.params for client, kept in done.federation.clients().items()}
 
 
-@every_method
+@every_averaging_method
 def test_with_everything_personal_it_runs_and_no_parameter_travels(algorithm):
     done = ordinary(alone(algorithm))
     names = done.run.server.params.keys()
@@ -43,7 +43,7 @@ def test_with_everything_personal_it_runs_and_no_parameter_travels(algorithm):
     assert done.scores["personal"].keys() == set(range(done.run.task.clients))
 
 
-@every_method
+@every_averaging_method
 def test_with_everything_personal_clients_move_as_training_alone_moves_them(algorithm):
     if not trains_plainly(algorithm):
         pytest.skip("trains in a way of its own")
@@ -60,7 +60,7 @@ class Only(Wrapped):
         return super().train(message, {c: letter for c, letter in letters.items() if c == self.client}, scored)
 
 
-@every_bare_method
+@parametrised(AVERAGING)
 def test_with_everything_personal_a_client_moves_as_if_there_were_no_others(algorithm):
     together = ordinary(alone(algorithm)).run
     ((keenest, times),) = Counter(client for one in together.rounds for client in one.letters).most_common(1)
