@@ -49,11 +49,9 @@ def simplex_minima(quadratic: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
     """
     quadratic, linear = quadratic.double(), linear.double()
     identity = torch.eye(len(quadratic), dtype=torch.float64, device=quadratic.device)
-    unit = quadratic.diagonal().mean()
-    if unit > 0:
-        quadratic, linear = quadratic / unit + RIDGE * identity, linear / unit
-    else:
-        quadratic = identity
+    unit = next(unit for unit in (quadratic.diagonal().mean(), linear.abs().max(), 1.0) if unit != 0)
+    # Adding 1 everywhere adds 1 to the value, because x sums to one, and makes more matrices invertible.
+    quadratic, linear = quadratic / unit + RIDGE * identity + 1.0, linear / unit
     parts = torch.split(linear, max(1, ENTRIES // quadratic.numel()))
     x = torch.cat([_active_set(quadratic, part) for part in parts])
     gradient = x @ quadratic - linear
