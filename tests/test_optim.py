@@ -8,7 +8,7 @@ import torch
 from laws.federations import close, same
 
 from fedlag.errors import InputError
-from fedlag.optim import SGD, Adam
+from fedlag.optim import SGD, Adagrad, Adam, Flash, Yogi
 
 SHAPES = {"a": (3, 2), "b": (5,), "c": ()}
 
@@ -72,7 +72,7 @@ def test_adam_on_servers_is_that_of_adaptive_federated_optimization():
         assert np.allclose(ours(adam, 20)[name].numpy(), w, atol=1e-5)
 
 
-OPTIMIZERS = [SGD(), SGD(momentum=0.9), Adam(), Adam(bias_correction=False)]
+OPTIMIZERS = [SGD(), SGD(momentum=0.9), Adam(), Adam(bias_correction=False), Yogi(), Adagrad(), Flash()]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -19,10 +19,12 @@ from fedlag.aggregate import (
     MultiKrum,
     Nova,
     PCGrad,
+    Reported,
     TrimmedMean,
 )
 from fedlag.errors import InputError, unknown
 from fedlag.lag import LAG
+from fedlag.official import Official
 from fedlag.optim import SGD, Adagrad, Adam, Flash, Optimizer, Yogi
 from fedlag.personal import BatchNorms, First, Last, Middle, Named, Nothing, RandomLayers, Rule, WarmStart
 
@@ -41,6 +43,7 @@ KINDS: dict[Any, dict[str, type]] = {
         "pcgrad": PCGrad,
         "graddrop": GradDrop,
         "cagrad": CAGrad,
+        "reported": Reported,
     },
     Rule: {
         "nothing": Nothing,
@@ -51,6 +54,7 @@ KINDS: dict[Any, dict[str, type]] = {
         "middle": Middle,
         "random": RandomLayers,
         "warmstart": WarmStart,
+        "official": Official,
         "lag": LAG,
     },
 }

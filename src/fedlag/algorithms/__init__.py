@@ -6,11 +6,24 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import entry_points
 
+from fedlag.aggregate import CAGrad, GradDrop, Median, MultiKrum, PCGrad, TrimmedMean
 from fedlag.algorithm import Algorithm, Phase
+from fedlag.algorithms.apfl import APFL
+from fedlag.algorithms.ditto import Ditto
+from fedlag.algorithms.fedaf import FedAF
+from fedlag.algorithms.fedala import FedALA
+from fedlag.algorithms.fedas import FedAS
 from fedlag.algorithms.fedavg import Centralised, FedAvg
+from fedlag.algorithms.fedexp import FedEXP
+from fedlag.algorithms.fednova import FedNova
+from fedlag.algorithms.flash import FLASH
+from fedlag.algorithms.perfedavg import PerFedAvg
+from fedlag.algorithms.pfedme import PFedMe
 from fedlag.errors import unknown
 from fedlag.lag import LAG
-from fedlag.personal import Named, WarmStart
+from fedlag.official import Official
+from fedlag.optim import SGD, Adagrad, Adam, Yogi
+from fedlag.personal import BatchNorms, Named, WarmStart
 
 REGISTRY: dict[str, Callable[..., Algorithm]] = {
     "fedavg": FedAvg,
@@ -21,7 +34,29 @@ REGISTRY: dict[str, Callable[..., Algorithm]] = {
     "fedlag": partial(FedAvg, personal=LAG()),
     "fedlag-frozen": partial(FedAvg, personal=LAG(mode="frozen")),
     "warmstart": partial(FedAvg, personal=WarmStart()),
+    "fedlag-official": partial(FedAvg, personal=Official()),
     "centralised": Centralised,
+    "fedbn": partial(FedAvg, personal=BatchNorms()),
+    "apfl": APFL,
+    "ditto": Ditto,
+    "fedala": FedALA,
+    "fedas": FedAS,
+    "perfedavg": PerFedAvg,
+    "pfedme": PFedMe,
+    "fedadagrad": partial(FedAvg, server=Adagrad()),
+    "fedadam": partial(FedAvg, server=Adam(lr=0.01, beta2=0.99, eps=1e-3, bias_correction=False)),
+    "fedavgm": partial(FedAvg, server=SGD(lr=1.0, momentum=0.9)),
+    "fedyogi": partial(FedAvg, server=Yogi()),
+    "flash": FLASH,
+    "fedexp": FedEXP,
+    "fednova": FedNova,
+    "median": partial(FedAvg, aggregator=Median()),
+    "trimmed-mean": partial(FedAvg, aggregator=TrimmedMean()),
+    "multikrum": partial(FedAvg, aggregator=MultiKrum()),
+    "pcgrad": partial(FedAvg, aggregator=PCGrad()),
+    "graddrop": partial(FedAvg, aggregator=GradDrop()),
+    "cagrad": partial(FedAvg, aggregator=CAGrad()),
+    "fedaf": FedAF,
 }
 
 
