@@ -8,8 +8,8 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from fedlag import results
 from fedlag.experiment import Experiment
@@ -31,13 +31,14 @@ def watching(experiments: Sequence[Experiment], quiet: bool = False) -> Iterator
         return
     progress = Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=12),
         TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
         TextColumn("{task.fields[accuracy]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[personal]}"),
+        TextColumn("{task.fields[personal]}", table_column=Column(ratio=1, no_wrap=True)),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left"),
         console=console,
+        expand=True,
     )
     lines: dict[str, TaskID] = {}
     for one in experiments:
@@ -56,7 +57,7 @@ def watching(experiments: Sequence[Experiment], quiet: bool = False) -> Iterator
         fields: dict[str, Any] = {}
         if event["type"] == "round":
             if event["validation_accuracy"] is not None:
-                fields["accuracy"] = f"validation {event['validation_accuracy']:.1%}"
+                fields["accuracy"] = f"valid. {event['validation_accuracy']:.1%}"
             fields["personal"] = _personal(event["personal"])
             for client, reason in event["dropped"].items():
                 progress.print(f"{experiment.title}, round {number}: client {client} was left out: {reason}")
