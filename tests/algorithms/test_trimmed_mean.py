@@ -57,6 +57,14 @@ def test_the_order_of_clients_does_not_matter():
     assert torch.equal(row(aggregator(given)), row(aggregator(permuted(given, [5, 2, 0, 1, 4, 3]))))
 
 
+def test_what_was_sent_is_left_as_it_was():
+    """A single number for each client needs no copy to be sorted, and gets one."""
+    sent = torch.tensor([3.0, 1.0, 2.0])
+    given = updates(draw(0, 3, 2))._replace(update={"body.scale": sent})
+    assert TrimmedMean(trimmed=0.3)(given)["body.scale"] == 2.0
+    assert sent.tolist() == [3.0, 1.0, 2.0]
+
+
 def test_large_layers_go_through_in_blocks(monkeypatch):
     given = updates(*draw(5, 4, 100).tolist())
     whole = row(TrimmedMean(trimmed=0.25)(given))

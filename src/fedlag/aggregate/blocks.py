@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,13 @@ def by_coordinate(function: Callable[[Tensor], Tensor], stacked: Tensor) -> Tens
     """What `function` makes of every block (clients, n), which is of shape (n,), put together as one update."""
     blocks = torch.split(stacked.reshape(len(stacked), -1), CHUNK, dim=1)
     return torch.cat([function(block) for block in blocks]).reshape(stacked.shape[1:])
+
+
+def ascending(values: Tensor) -> Tensor:
+    """Values (clients, n) in ascending order over clients. Many times faster than PyTorch, which also tells whose."""
+    columns = np.array(values.T.numpy(force=True), order="C")
+    columns.sort(axis=1)
+    return torch.from_numpy(columns).to(values.device).T
 
 
 def _parts(update: Mapping[str, Tensor], scope: str) -> list[list[str]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlag import tree
 from fedlag.aggregate.aggregator import Aggregator
-from fedlag.aggregate.blocks import by_coordinate
+from fedlag.aggregate.blocks import ascending, by_coordinate
 from fedlag.flow import Replies
 from fedlag.tree import Params
 
@@ -34,6 +34,9 @@ class Median(Aggregator):
 
 def median(values: Tensor, weights: Tensor) -> Tensor:
     """Weighted median over the first dimension: (clients, n) and (clients,) to (n,)."""
+    if (weights == weights[0]).all():
+        ordered = ascending(values)
+        return torch.lerp(ordered[(len(values) - 1) // 2], ordered[len(values) // 2], 0.5)
     ordered, order = values.sort(dim=0)
     below = weights[order].cumsum(dim=0)
     lower = (below < 0.5 - ROUNDING).sum(dim=0, keepdim=True)
