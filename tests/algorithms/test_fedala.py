@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from laws.federations import ALL, Cohorts, Scheduled, conv, mlp, noisy, ragged, run, same
+from laws.federations import ALL, Cohorts, Scheduled, Wrapped, conv, mlp, noisy, ragged, run, same
 from torch.nn import functional
 
 from fedlag import tree
@@ -134,6 +134,17 @@ def test_weights_are_learned_on_a_share_of_the_examples(monkeypatch):
     for count, parts in drawn:
         assert sum(len(part.y) for part in parts) == max(1, count // 2)
         assert all(len(part.y) <= 8 for part in parts)
+
+
+@pytest.mark.parametrize("names", [(), Model(noisy()).parameter_names + Model(noisy()).statistic_names])
+def test_weights_are_learned_in_evaluation_mode_whatever_the_model_did_before(names):
+    class Before(Wrapped):
+        def train(self, message, letters, scored):
+            self.federation.task.model.train(names)
+            return super().train(message, letters, scored)
+
+    settings = {"net": noisy, "number": 2, "sampling": Cohorts([[0, 1], [0]])}
+    assert same(run(FedALA(), wrap=Before, **settings).server, run(FedALA(), **settings).server)
 
 
 def test_a_newcomer_starts_from_what_it_received():

@@ -40,17 +40,14 @@ class PFedMe(Algorithm):
         return twin.mirror(local.start)
 
     def step(self, local: Local, params: Params, state: Tree, batch: Batch) -> tuple[Params, Tree]:
-        centre = tree.select(params, local.net.parameter_names)
-
-        def envelope(p: Params) -> Tensor:
-            drift = tree.sub(centre, twin.second(p))
-            return self.loss(local, p, batch) + self.penalty / 2 * tree.sq_norm(drift)
-
+        shared = tree.select(params, local.net.parameter_names)
+        centre = {twin.PREFIX + name: value for name, value in shared.items()}
         for _ in range(self.inner_steps):
-            grads, moved = local.grad(envelope)(params)
-            params, _ = SGD(lr=self.personal_lr).step({**params, **moved}, twin.only(grads), {})
+            grads, moved = local.grad(lambda p: self.loss(local, p, batch))(params)
+            slopes = tree.add(twin.only(grads), tree.sub(centre, params), alpha=-self.penalty)
+            params, _ = SGD(lr=self.personal_lr).step({**params, **moved}, slopes, {})
         own = twin.second(params)
-        params, state = local.optimizer.step(params, tree.scale(tree.sub(centre, own), self.penalty), state)
+        params, state = local.optimizer.step(params, tree.scale(tree.sub(shared, own), self.penalty), state)
         return {**params, **tree.select(own, local.net.statistic_names)}, state  # w sees no batch of its own
 
     def deployed(self, server: Server) -> Params:
