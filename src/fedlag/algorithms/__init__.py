@@ -14,9 +14,14 @@ from fedlag.algorithms.fedaf import FedAF
 from fedlag.algorithms.fedala import FedALA
 from fedlag.algorithms.fedas import FedAS
 from fedlag.algorithms.fedavg import Centralised, FedAvg
+from fedlag.algorithms.fedcac import FedCAC
+from fedlag.algorithms.feddbe import FedDBE
 from fedlag.algorithms.fedexp import FedEXP
 from fedlag.algorithms.fednova import FedNova
+from fedlag.algorithms.fedpac import FedPAC
+from fedlag.algorithms.fedrod import FedRoD
 from fedlag.algorithms.flash import FLASH
+from fedlag.algorithms.gpfl import GPFL
 from fedlag.algorithms.perfedavg import PerFedAvg
 from fedlag.algorithms.pfedme import PFedMe
 from fedlag.errors import unknown
@@ -37,6 +42,12 @@ REGISTRY: dict[str, Callable[..., Algorithm]] = {
     "fedlag-official": partial(FedAvg, personal=Official()),
     "centralised": Centralised,
     "fedbn": partial(FedAvg, personal=BatchNorms()),
+    "fedcac": FedCAC,
+    "feddbe": FedDBE,
+    "fedpac": FedPAC,
+    "fedrod": FedRoD,
+    "fedrod-hyper": partial(FedRoD, predictor="hyper"),
+    "gpfl": GPFL,
     "apfl": APFL,
     "ditto": Ditto,
     "fedala": FedALA,
