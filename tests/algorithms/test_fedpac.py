@@ -119,7 +119,14 @@ def test_where_no_mixture_can_be_found_everybody_keeps_its_own_head(bad):
 
 
 def test_a_variance_that_rounding_made_negative_counts_as_none():
-    assert torch.allclose(mixtures([[0.0], [1.0]], [-1e-9, 1.0]), mixtures([[0.0], [1.0]], [0.0, 1.0]))
+    moments = [[0.0], [1.0], [3.0]]
+    assert torch.allclose(mixtures(moments, [-0.1, 1.0, 1.0]), mixtures(moments, [0.0, 1.0, 1.0]))
+
+
+def test_only_differences_between_moments_count_however_far_from_zero_they_are():
+    moments = torch.tensor([[0.0, 1.0], [0.5, 0.5], [2.0, 0.0]], dtype=torch.float64)
+    variance = [0.3, 0.5, 0.2]
+    assert torch.allclose(mixtures(moments + 1e8, variance), mixtures(moments, variance), atol=1e-6)
 
 
 # Rounds
@@ -275,6 +282,12 @@ def test_alignment_changes_nothing_in_the_first_round_and_something_in_the_secon
     with_it, without = run(FedPAC(), net=mlp, number=2), run(FedPAC(alignment=0.0), net=mlp, number=2)
     assert same(with_it.rounds[0].server, without.rounds[0].server)
     assert not same(with_it.server.params, without.server.params)
+
+
+def test_a_client_that_shares_no_layer_of_the_body_is_not_aligned():
+    """Features of unrelated bodies cannot be compared."""
+    with_it, without = (run(FedPAC(alignment=a, personal=Named("body.*")), net=mlp) for a in (1.0, 0.0))
+    assert same(with_it.federation.clients(), without.federation.clients())
 
 
 def test_heads_kept_at_home_are_neither_told_nor_mixed():
