@@ -14,16 +14,23 @@ from fedlag.algorithms.fedaf import FedAF
 from fedlag.algorithms.fedala import FedALA
 from fedlag.algorithms.fedas import FedAS
 from fedlag.algorithms.fedavg import Centralised, FedAvg
+from fedlag.algorithms.fedbabu import FedBABU
 from fedlag.algorithms.fedcac import FedCAC
 from fedlag.algorithms.feddbe import FedDBE
+from fedlag.algorithms.feddyn import FedDyn
 from fedlag.algorithms.fedexp import FedEXP
 from fedlag.algorithms.fednova import FedNova
 from fedlag.algorithms.fedpac import FedPAC
+from fedlag.algorithms.fedprox import FedProx
+from fedlag.algorithms.fedrep import FedRep
 from fedlag.algorithms.fedrod import FedRoD
+from fedlag.algorithms.fedspeed import FedSpeed
 from fedlag.algorithms.flash import FLASH
 from fedlag.algorithms.gpfl import GPFL
+from fedlag.algorithms.moon import MOON
 from fedlag.algorithms.perfedavg import PerFedAvg
 from fedlag.algorithms.pfedme import PFedMe
+from fedlag.algorithms.scaffold import SCAFFOLD
 from fedlag.errors import unknown
 from fedlag.lag import LAG
 from fedlag.official import Official
@@ -41,7 +48,14 @@ REGISTRY: dict[str, Callable[..., Algorithm]] = {
     "warmstart": partial(FedAvg, personal=WarmStart()),
     "fedlag-official": partial(FedAvg, personal=Official()),
     "centralised": Centralised,
+    "fedbabu": FedBABU,
     "fedbn": partial(FedAvg, personal=BatchNorms()),
+    "feddyn": FedDyn,
+    "fedprox": FedProx,
+    "fedrep": FedRep,
+    "fedspeed": FedSpeed,
+    "moon": MOON,
+    "scaffold": SCAFFOLD,
     "fedcac": FedCAC,
     "feddbe": FedDBE,
     "fedpac": FedPAC,
