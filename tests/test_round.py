@@ -324,6 +324,7 @@ def test_a_frozen_body_moves_neither_its_parameters_nor_its_statistics():
 # Vectors that belong to parameters
 
 INITIAL = 0.25
+MOMENTUM = SGD(lr=1.0, momentum=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +367,7 @@ HEAD = {"head.weight", "head.bias"}
 
 def controlled():
     """The head is personal in rounds 2 and 3 and leaves at the end of round 3; client 4 is away from round 1 on."""
-    algorithm = Controlled(personal=Scheduled(("", "", "head.*", "head.*", "")))
+    algorithm = Controlled(personal=Scheduled(("", "", "head.*", "head.*", "")), server=MOMENTUM)
     cohorts = [[0, 1, 4], [0, 1, 2], [0, 2, 3], [0, 2, 3], [0, 1, 4]]
     return run(algorithm, net=mlp, sampling=Cohorts(cohorts), number=5)
 
@@ -383,7 +384,8 @@ def test_vectors_of_a_personal_layer_are_hidden_from_everyone():
             assert local.start.keys() >= HEAD
     for number in (1, 2, 3):  # entering, staying, leaving
         server, replies = done.task.algorithm.seen[number]
-        assert HEAD.isdisjoint(tree.keys((server.params, server.memory, replies.update, replies.extra)))
+        assert HEAD.isdisjoint(tree.keys((server.params, server.memory, server.optimizer)))
+        assert HEAD.isdisjoint(tree.keys((replies.update, replies.extra)))
     server, replies = done.task.algorithm.seen[4]
     assert server.memory["c"].keys() & replies.extra["change"].keys() >= HEAD
 
@@ -403,9 +405,28 @@ def test_vectors_of_a_layer_that_leaves_begin_anew_for_the_server_and_for_absent
 
 def test_vectors_of_shared_layers_go_on_as_if_there_were_no_other():
     """Hiding one layer's vectors touches no other: with nothing ever moving in the head, all else is the same."""
-    done, bare = controlled(), run(Controlled(), net=mlp, sampling=Cohorts([[0, 1, 4], [0, 1, 2]]), number=2)
+    done, bare = (
+        controlled(),
+        run(Controlled(server=MOMENTUM), net=mlp, sampling=Cohorts([[0, 1, 4], [0, 1, 2]]), number=2),
+    )
     assert same(of("body", done.rounds[1].server.memory["c"]), of("body", bare.server.memory["c"]))
     assert not any((value == INITIAL).all() for value in of("body", done.server.memory["c"]).values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telling(FedAvg):
+    """Every client tells, besides its update, where training ended."""
+
+    def finish(self, local, end, steps):
+        return Finish({}, {"end": ({"again": end},)})
+
+
+@pytest.mark.parametrize("watches", [True, False])
+def test_what_an_algorithm_adds_to_a_reply_hides_what_is_personal_and_not_watched(watches):
+    done = run(Telling(personal=Scheduled(("head.*",), watches)), net=mlp, sampling=ALL, number=1, wrap=Wrapped)
+    for reply in done.federation.heard[0][2].values():
+        told = set(done.server.params) if watches else done.server.params.keys() - HEAD
+        assert reply.extra["end"][0]["again"].keys() == told
 
 
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.5, momentum=0.9), Adam(lr=0.01, eps=1e-3, bias_correction=False)])
@@ -642,10 +663,37 @@ def test_a_client_that_should_have_a_copy_and_has_none_says_so():
         client_evaluate(task, broadcast(task, server), letter, Client(), work(SOURCE, 1, 2))
 
 
-def test_whoever_is_new_is_sent_a_copy_of_everything_personal():
-    done = run(FedAvg(personal=Scheduled(("", "head.*"))), sampling=Cohorts([[0, 1]]))
+def test_whoever_is_new_is_sent_a_copy_of_everything_personal_and_whoever_took_part_is_not():
+    done = run(FedAvg(personal=Scheduled(("", "head.*"))), sampling=Cohorts([[0, 1], [0]]))
     assert same(address(done.task, done.server, NEWCOMER).birth, of("head", done.server.params))
     assert address(done.task, done.server, 0).birth == {}
+    assert address(done.task, done.server, 1).birth == {}, "though it was some rounds ago"
+
+
+@dataclass(frozen=True)
+class Reporting(Scheduled):
+    """A rule that wants to be told where training ended."""
+
+    told: list[Any] = field(default_factory=list)
+
+    def witness(self, local, end):
+        return end
+
+    def update(self, state, replies, round):
+        self.told.append(replies.witness)
+        return super().update(state, replies, round)
+
+
+@pytest.mark.parametrize("watches", [True, False])
+def test_what_a_rule_asks_for_is_reported_to_the_rule_and_hides_what_is_personal_and_not_watched(watches):
+    rule = Reporting(("", "head.*"), watches=watches)
+    done = run(FedAvg(personal=rule | Named("body.1.*")), net=mlp, sampling=ALL, number=2, wrap=Wrapped)
+    for round, hidden in enumerate(["body.1.*", "body.1.*" if watches else "body.1.* head.*"]):
+        names = done.server.params.keys() - tree.under(done.server.params, hidden)
+        assert rule.told[round].keys() == names
+        assert all(value.shape[0] == 5 for value in rule.told[round].values())
+        for reply in done.federation.heard[round][2].values():
+            assert reply.witness.keys() == names
 
 
 def test_a_reply_lost_on_the_way_costs_its_client_nothing_but_that_round():
