@@ -13,6 +13,7 @@ from laws.federations import (
     SOME,
     Cohorts,
     close,
+    conv,
     identical,
     mlp,
     noisy,
@@ -26,6 +27,7 @@ from laws.federations import (
 from torch.nn import functional
 
 from algorithms.bowls import JOINT, LR, START, W, near, roll, slope
+from algorithms.by_hand import loaded, values
 from algorithms.memories import COMES_AND_GOES, left, moments
 from fedlag.aggregate import Mean
 from fedlag.algorithm import Training
@@ -73,41 +75,37 @@ def test_nobody_has_a_control_for_a_personal_layer_and_a_layer_that_comes_back_s
         assert all(before.personal.isdisjoint(client.memory) for client in after.clients.values())
 
 
-def by_hand(cohorts, epochs, lr, decay, weight_decay):
+def by_hand(net, cohorts, epochs, lr, decay, weight_decay):
     """The algorithm as printed, where a client's new control is the mean of the gradients it met."""
-    net = mlp()
-    model = [value.detach() for value in net.parameters()]
-    everyone = [torch.zeros_like(value) for value in model]
+    everyone = {name: torch.zeros_like(value) for name, value in net.named_parameters()}
     own = [everyone] * len(SIZES)
     for round, cohort in enumerate(cohorts):
         ends, changes = [], []
         for client in cohort:
-            local = copy.deepcopy(net)
-            for value, start in zip(local.parameters(), model, strict=True):
-                value.data = start.clone()
-            met = []
+            local, met = copy.deepcopy(net), []
             for x, y in work(SOURCE, round, client).stream("train").batches(8, epochs):
-                grads = torch.autograd.grad(functional.cross_entropy(local(x), y), list(local.parameters()))
-                met.append([g + weight_decay * w.detach() for g, w in zip(grads, local.parameters(), strict=True)])
-                for w, g, mine, mean in zip(local.parameters(), met[-1], own[client], everyone, strict=True):
-                    w.data -= lr * decay**round * (g - mine + mean)
-            control = [torch.stack(one).mean(0) for one in zip(*met, strict=True)]
-            changes.append([new - old for new, old in zip(control, own[client], strict=True)])
+                local.train(len(y) > 1)  # one example has no variance
+                local.zero_grad()
+                functional.cross_entropy(local(x), y).backward()
+                met.append({name: w.grad + weight_decay * w.detach() for name, w in local.named_parameters()})
+                for name, w in local.named_parameters():
+                    w.data -= lr * decay**round * (met[-1][name] - own[client][name] + everyone[name])
+            control = {name: sum(one[name] for one in met) / len(met) for name in everyone}
+            changes.append({name: control[name] - own[client][name] for name in control})
             own[client] = control
-            ends.append([w.detach() for w in local.parameters()])
-        model = [torch.stack(one).mean(0) for one in zip(*ends, strict=True)]
-        shares = [torch.stack(one).sum(0) / len(SIZES) for one in zip(*changes, strict=True)]
-        everyone = [c + share for c, share in zip(everyone, shares, strict=True)]
-    names = [name for name, _ in net.named_parameters()]
-    return tuple(dict(zip(names, values, strict=True)) for values in (model, everyone))
+            ends.append(values(local))
+        net = loaded(net, {name: sum(end[name] for end in ends) / len(ends) for name in ends[0]})
+        everyone = {name: c + sum(change[name] for change in changes) / len(SIZES) for name, c in everyone.items()}
+    return values(net), everyone
 
 
-def test_it_is_the_printed_algorithm_with_ragged_clients_decay_and_partial_participation():
-    """Steps are those executed, 1 to 6 of them; L2 decay is part of the loss, and so of the controls."""
+@pytest.mark.parametrize("net", [mlp, conv])
+def test_it_is_the_printed_algorithm_with_ragged_clients_decay_and_partial_participation(net):
+    """Steps are those executed, from 3 to 6; L2 decay is part of the loss, and so of the controls."""
     cohorts = [[0, 1, 2], [1, 3, 4], [0, 2, 4], [2, 3]]
-    model, control = by_hand(cohorts, epochs=3, lr=0.1, decay=0.7, weight_decay=0.05)
+    model, control = by_hand(net(), cohorts, epochs=3, lr=0.1, decay=0.7, weight_decay=0.05)
     training = Training(epochs=3, batch=8, decay=0.7, optimizer=SGD(lr=0.1, weight_decay=0.05))
-    done = run(SCAFFOLD(), net=mlp, source=SOURCE, training=training, sampling=Cohorts(cohorts), number=4)
+    done = run(SCAFFOLD(), net=net, source=SOURCE, training=training, sampling=Cohorts(cohorts), number=4)
     assert close(done.server.params, model, 1e-5)
     assert close(done.server.memory["control"], control, 1e-5)
 

@@ -36,8 +36,8 @@ class SCAFFOLD(Algorithm):
     def prepare(self, local: Local) -> Tree:
         if not isinstance(local.optimizer, SGD) or local.optimizer.momentum:
             raise InputError(
-                f"SCAFFOLD reads gradients off the way a client went, which {local.optimizer} does not allow; "
-                'train with optimizer = "sgd" and momentum = 0.'
+                f"SCAFFOLD takes the way a client went for a sum of gradients, which it is not with {local.optimizer}; "
+                'choose training.optimizer = "sgd" and training.momentum = 0.'
             )
         return {}
 
