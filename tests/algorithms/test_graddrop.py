@@ -80,6 +80,13 @@ def test_a_layer_s_signs_do_not_depend_on_the_others():
     assert torch.equal(GradDrop()(alone)["head.weight"], GradDrop()(given)["head.weight"])
 
 
+def test_layers_draw_signs_of_their_own():
+    rows = draw(7, 4, 100)
+    given = updates(rows)._replace(update={"body.weight": rows, "head.weight": rows})
+    made = GradDrop()(given)
+    assert not torch.equal(made["body.weight"], made["head.weight"])
+
+
 def test_the_order_of_clients_does_not_matter():
     given = updates(draw(8, 5, 100))
     assert torch.allclose(row(GradDrop()(given)), row(GradDrop()(permuted(given, [4, 2, 0, 1, 3]))))

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fedlag.aggregate import Mean, MultiKrum, blocks
+from fedlag.aggregate.multikrum import remoteness
 from fedlag.algorithms import REGISTRY
 from fedlag.errors import InputError
 
@@ -17,6 +18,16 @@ def by_definition(rows, suspects):
         distances = sorted(((other - one) ** 2).sum() for other in rows)[1:]  # without itself
         scores.append(sum(distances[: max(len(rows) - suspects - 2, 1)]))
     return np.argsort(scores)[: len(rows) - suspects]
+
+
+def test_a_client_is_judged_by_the_m_minus_f_minus_2_others_nearest_to_it():
+    """At 0, 1, 3, 7 and 15 on a line: two neighbours each if one of the five is suspect, one if two are."""
+    places = torch.tensor([0.0, 1.0, 3.0, 7.0, 15.0]).double()
+    gram = torch.outer(places, places)
+    assert remoteness(gram, 1).tolist() == [1 + 9, 1 + 4, 4 + 9, 16 + 36, 64 + 144]
+    assert remoteness(gram, 2).tolist() == [1, 1, 4, 16, 64]
+    assert remoteness(gram[:2, :2], 0).tolist() == [1, 1]
+    assert remoteness(gram[:1, :1], 0).tolist() == [0]
 
 
 @pytest.mark.parametrize(("clients", "share", "suspects"), [(10, 0.2, 2), (10, 0.35, 3), (7, 0.3, 2), (100, 0.29, 29)])

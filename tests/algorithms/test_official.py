@@ -1,6 +1,7 @@
 """fedlag-official: what the published code measures, and that nothing follows from it."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,6 +65,11 @@ def test_the_witness_is_the_gradient_of_the_last_mini_batch_at_the_trained_model
         assert reply.witness.keys() == expected.keys()
         for name, value in expected.items():
             assert torch.allclose(reply.witness[name], value, atol=1e-6)
+
+
+def test_after_the_warm_up_no_gradient_is_worked_out():
+    local = SimpleNamespace(message=SimpleNamespace(round=2))  # and nothing else to look at
+    assert Official(warmup=2).witness(local, {}) == {}
 
 
 def test_a_last_batch_of_one_example_is_seen_as_it_was_trained_on():
