@@ -49,7 +49,5 @@ class Flash:
 def _drifted(grad: Tensor, before: Tensor, square: Tensor, drift: Tensor) -> Tensor:
     """The drift after a step in which the average of squares went from `before` to `square`."""
     news = grad * grad - square
-    kept = before / (news.abs() + before).clamp(
-        min=torch.finfo(before.dtype).tiny
-    )  # both fade to 0 where nothing moves
-    return torch.lerp(news, drift, kept)
+    scale = (news.abs() + before).clamp(min=torch.finfo(before.dtype).tiny)  # both are 0 where nothing ever moves
+    return torch.lerp(news, drift, before / scale)
