@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,30 @@ from fedlag.config import class_of
 from fedlag.data.sources import SOURCES
 from fedlag.experiment import flat
 from fedlag.nets import NETS
+from fedlag.personal import Rule
 
 Row = dict[str, Any]
 
 
 def methods() -> list[Row]:
-    """Every method: its paper, and what stays personal."""
-    rows = []
-    for name, factory in REGISTRY.items():
-        rules = " | ".join(str(rule) for rule in flat(factory().personal))
-        summary = (class_of(factory).__doc__ or "").strip().splitlines()[0]
-        rows.append({"method": name, "what": summary, "personal": rules or "nothing"})
-    return rows
+    """Every method: its paper or what makes it differ from FedAvg, and what stays personal."""
+    return [
+        {"method": name, "what": _what(factory), "personal": _personal(factory().personal)}
+        for name, factory in REGISTRY.items()
+    ]
+
+
+def _what(factory: Any) -> str:
+    """What the class says of itself; for a class with other settings, its name and those."""
+    described = class_of(factory)
+    if not isinstance(factory, partial):
+        return " ".join((described.__doc__ or "").split("\n\n")[0].split())
+    changes = [f"{name} = {value}" for name, value in factory.keywords.items() if name != "personal"]
+    return ", ".join([described.__name__, *changes])
+
+
+def _personal(rule: Rule) -> str:
+    return " | ".join(map(str, flat(rule))) or "nothing"
 
 
 def models() -> list[Row]:
