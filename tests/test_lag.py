@@ -179,7 +179,13 @@ def test_frozen_ties_go_to_the_lower_sum_of_cosines():
     wide, narrow = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([[1.0, 0.0], [-0.1, 1.0]])
     both = dict.fromkeys(ANATOMY.names, narrow)
     assert decide(frozen(warmup=2), both, both | {"d.weight": wide, "d.bias": wide}) == ["", "d"]
+    assert decide(frozen(warmup=2), both | {"d.weight": wide, "d.bias": wide}, both) == ["", "d"]
     assert decide(frozen(warmup=2), both, both) == ["", "a"]
+
+
+def test_frozen_requires_a_share_of_the_pairs_of_all_rounds():
+    rounds = [moved(a=4, b=4), moved(a=1, b=3)]  # 5 and 7 of 12
+    assert decide(frozen(k=2, warmup=2, min_ratio=0.5), *rounds) == ["", "b"]
 
 
 def test_frozen_watches_nothing_and_measures_nothing_after_the_warm_up():

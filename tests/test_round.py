@@ -40,7 +40,7 @@ from fedlag.flow import Client
 from fedlag.lag import LAG
 from fedlag.net import Model
 from fedlag.optim import SGD, Adam
-from fedlag.personal import Named, Nothing
+from fedlag.personal import Named, Nothing, RandomLayers
 from fedlag.round import address, begin, broadcast, client_evaluate, client_round, gather, server_round
 from fedlag.run import NEWCOMER, evaluate, rounds
 
@@ -547,9 +547,16 @@ def test_a_client_may_prepare_start_elsewhere_and_contribute_something_else():
     assert not close(of("body", once.update), reply.update)
 
 
-def test_what_is_not_averaged_is_no_candidate_and_stays_as_it_was_on_the_server():
-    done = run(Notable(personal=LAG(k=10, warmup=0)), net=mlp, sampling=ALL, number=3)
-    assert done.rounds[0].step.conflicts.keys() == {"body.1", "body.3"}
+@dataclass(frozen=True, kw_only=True)
+class BodyOnly(FedAvg):
+    averages = "body.*"
+
+
+@pytest.mark.parametrize("rule", [LAG(k=10, warmup=0), RandomLayers(k=10, warmup=0)])
+def test_what_is_not_averaged_is_no_candidate_and_stays_as_it_was_on_the_server(rule):
+    done = run(BodyOnly(personal=rule), net=mlp, sampling=ALL, number=3)
+    assert done.rounds[0].step.conflicts.keys() <= {"body.1", "body.3"}
+    assert done.rounds[-1].step.personal
     assert HEAD.isdisjoint(done.rounds[-1].step.personal)
     assert same(of("head", done.server.params), of("head", Model(mlp()).init()))
 
