@@ -99,7 +99,7 @@ def test_every_method_goes_on_without_the_client_whose_reply_is_not_finite(algor
         broken = {name: torch.full_like(value, float("nan")) for name, value in reply.trained.items()}
         return reply._replace(trained=broken, examples=reply.examples if broken else 0)
 
-    done = run(algorithm, sampling=ALL, wrap=tampered(spoil))
+    done = run(algorithm, sampling=ALL, number=2, wrap=tampered(spoil))
     assert all(one.dropped.keys() == {BAD} for one in done.rounds)
     assert finite(done.server)
     assert done.server.met.keys() == {0, 2, 3, 4}
@@ -215,7 +215,7 @@ def infinite():
 
 @every_method
 def test_a_client_that_diverges_is_dropped_and_the_others_go_on(algorithm):
-    done = run(algorithm, source=infinite(), sampling=ALL)
+    done = run(algorithm, source=infinite(), sampling=ALL, number=2)
     for one in done.rounds:
         assert one.dropped.keys() == {BAD}
         assert "finite" in one.dropped[BAD]

@@ -33,18 +33,18 @@ def test_a_federation_of_one(algorithm):
 
 @every_method
 def test_a_single_example_fewer_than_a_batch_and_a_last_batch_of_one(algorithm):
-    assert_sound(run(algorithm, source=ragged((1, 3, 9, 17), single=None), clients=4, sampling=ALL))
+    assert_sound(run(algorithm, source=ragged((1, 3, 9, 17), single=None), clients=4, sampling=ALL, number=2))
 
 
 @every_method
 def test_everyone_knows_a_single_class(algorithm):
     source = ragged((6, 6, 6), single=1)
-    assert_sound(run(algorithm, source=lambda client, part: source(1, part), clients=3, sampling=ALL))
+    assert_sound(run(algorithm, source=lambda client, part: source(1, part), clients=3, sampling=ALL, number=2))
 
 
 @every_method
 def test_no_local_steps_at_all(algorithm):
-    done = run(algorithm, training=Training(epochs=0, batch=8, optimizer=SGD(lr=0.1)), sampling=ALL)
+    done = run(algorithm, training=Training(epochs=0, batch=8, optimizer=SGD(lr=0.1)), sampling=ALL, number=2)
     assert_sound(done)
 
 
