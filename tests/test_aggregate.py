@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws.federations import replies
 
 from fedlag.aggregate import Mean
 from fedlag.errors import InputError
+
+law = settings(deadline=None)  # a busy machine is no counterexample
 
 counts = st.lists(st.integers(1, 2**40), min_size=1, max_size=20)
 
@@ -17,6 +19,7 @@ def of(examples, weighting="samples"):
     return Mean(weighting=weighting), replies({"a": updates, "b": 2 * updates}, examples)
 
 
+@law
 @given(examples=counts, weighting=st.sampled_from(["samples", "uniform"]))
 def test_weights_are_not_negative_and_sum_to_one(examples, weighting):
     mean, given_replies = of(examples, weighting)
@@ -32,6 +35,7 @@ def test_clients_count_by_their_examples_or_equally():
     assert Mean(weighting="uniform").weights(replies({"a": torch.zeros(2, 1)}, [1, 99])).tolist() == [0.5, 0.5]
 
 
+@law
 @given(examples=counts, weighting=st.sampled_from(["samples", "uniform"]))
 def test_the_mean_is_the_weighted_sum(examples, weighting):
     mean, given_replies = of(examples, weighting)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws.federations import ALL, SEED, SOME, Cohorts, Wrapped, mlp, ragged, run, same, start
 
@@ -13,10 +13,13 @@ from fedlag.errors import InputError
 from fedlag.lag import LAG
 from fedlag.run import Sampling, evaluate, rounds
 
+law = settings(deadline=None)  # a busy machine is no counterexample
+
 fractions = st.floats(0, 1, exclude_min=True)
 seeds = st.integers(0, 2**31)
 
 
+@law
 @given(fraction=fractions, clients=st.integers(1, 200), seed=seeds, round=st.integers(0, 1000))
 def test_a_cohort_is_sorted_without_doubles_and_of_the_size_asked_for(fraction, clients, seed, round):
     cohort = Sampling(fraction=fraction).cohort(clients, seed, round)

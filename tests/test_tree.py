@@ -5,11 +5,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws.federations import close, same
 
 from fedlag import tree
+
+law = settings(deadline=None)  # a busy machine is no counterexample
 
 NAMES = ("a", "b", "head.weight", "head.bias", "body.0.weight")
 
@@ -57,6 +59,7 @@ def paths(value, path=()):
             yield from paths(entry, (*path, place))
 
 
+@law
 @given(value=trees, names=names)
 def test_without_removes_names_at_any_depth_and_nothing_else(value, names):
     before = copy.deepcopy(value)
@@ -72,6 +75,7 @@ def test_without_removes_names_at_any_depth_and_nothing_else(value, names):
                 assert left[path] is entry
 
 
+@law
 @given(value=trees, names=names)
 def test_without_twice_is_without_once(value, names):
     once = tree.without(value, names)
@@ -87,6 +91,7 @@ def refreshed(value):
     return "fresh"
 
 
+@law
 @given(value=trees, names=names)
 def test_renew_takes_names_from_the_fresh_tree_and_leaves_all_else(value, names):
     before, fresh = copy.deepcopy(value), refreshed(value)
@@ -100,6 +105,7 @@ def test_renew_takes_names_from_the_fresh_tree_and_leaves_all_else(value, names)
         assert path in dict(paths(renewed))
 
 
+@law
 @given(value=trees, names=names)
 def test_renew_puts_back_what_without_took(value, names):
     assert same(tree.renew(tree.without(value, names), value, names), value)
@@ -110,6 +116,7 @@ def test_renew_drops_what_the_fresh_tree_does_not_have():
     assert tree.renew({"a": 1}, {"b": 3}, {"b"}) == {"a": 1, "b": 3}
 
 
+@law
 @given(value=trees)
 def test_keys_are_all_keys(value):
     assert set(tree.keys(value)) == {step for path, _ in paths(value) for step in path if isinstance(step, str)}
@@ -133,6 +140,7 @@ def test_bytes_are_those_of_tensors():
     assert tree.nbytes({}) == tree.nbytes(None) == 0
 
 
+@law
 @given(two=params, alpha=st.floats(-2, 2, width=32))
 def test_arithmetic_is_that_of_the_tensors(two, alpha):
     a, b = two
@@ -155,6 +163,7 @@ def test_the_first_tree_says_which_names():
     assert float(tree.dot({}, {})) == 0
 
 
+@law
 @given(values=st.lists(st.lists(st.floats(-5, 5), min_size=4, max_size=4), min_size=1, max_size=6), data=st.data())
 def test_mean_is_the_weighted_sum_over_clients(values, data):
     weights = torch.tensor(data.draw(st.lists(st.floats(0.01, 1), min_size=len(values), max_size=len(values))))

@@ -5,12 +5,14 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlag.algorithm import Steps
 from fedlag.federation.work import ClientWork
 from fedlag.flow import Batch
+
+law = settings(deadline=None)  # a busy machine is no counterexample
 
 sizes = st.integers(1, 40)
 batches = st.integers(1, 12)
@@ -31,6 +33,7 @@ def rows(drawn):
     return [batch.y.tolist() for batch in drawn]
 
 
+@law
 @given(size=sizes, batch=batches, epochs=st.integers(0, 4), round=rounds)
 def test_every_epoch_covers_every_example_once_in_batches_of_the_size_asked_for(size, batch, epochs, round):
     drawn = rows(work(size, round=round).stream("train").batches(batch, epochs))
@@ -41,6 +44,7 @@ def test_every_epoch_covers_every_example_once_in_batches_of_the_size_asked_for(
         assert all(len(one) == batch for one in own[:-1])
 
 
+@law
 @given(size=sizes, batch=batches, steps=st.integers(0, 20))
 def test_steps_are_so_many_batches_epoch_after_epoch(size, batch, steps):
     drawn = rows(work(size).stream("train").batches(batch, Steps(steps)))
@@ -48,6 +52,7 @@ def test_steps_are_so_many_batches_epoch_after_epoch(size, batch, steps):
     assert drawn == list(islice(rows(work(size).stream("train").batches(batch, 1 + steps)), steps))
 
 
+@law
 @given(size=sizes, batch=batches)
 def test_images_stay_with_their_classes(size, batch):
     stream = work(size).stream("train").batches(batch, 1)
