@@ -23,6 +23,7 @@ INSIDE = (
     ("lag", "official", "algorithm"),
     ("twin",),
     ("round",),
+    ("replies",),
     ("algorithms", "federation"),
     ("run",),
 )

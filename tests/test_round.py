@@ -41,7 +41,8 @@ from fedlag.lag import LAG
 from fedlag.net import Model
 from fedlag.optim import SGD, Adam
 from fedlag.personal import Named, Nothing, RandomLayers
-from fedlag.round import address, begin, broadcast, client_evaluate, client_round, gather, server_round
+from fedlag.replies import gather
+from fedlag.round import address, begin, broadcast, client_evaluate, client_round, server_round
 from fedlag.run import NEWCOMER, evaluate, rounds
 
 SOURCE = ragged()

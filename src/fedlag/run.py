@@ -11,7 +11,8 @@ import numpy as np
 from fedlag import check
 from fedlag.federation import Federation
 from fedlag.flow import Letter, Message, Scores, Server
-from fedlag.round import STAGES, Step, Task, address, broadcast, gather, server_round
+from fedlag.replies import gather
+from fedlag.round import STAGES, Step, Task, address, broadcast, server_round
 
 NEWCOMER = -1  # a client nobody has met: it is sent the server's copy of everything
 

@@ -21,7 +21,8 @@ from fedlag.errors import InputError
 from fedlag.files import write_atomically
 from fedlag.flow import Scores
 from fedlag.layers import Anatomy, Layer
-from fedlag.round import Step, weigh
+from fedlag.replies import weigh
+from fedlag.round import Step
 from fedlag.run import Round
 
 SCHEMAS = {

@@ -16,7 +16,7 @@ from fedlag.layers import anatomy
 from fedlag.net import Model
 from fedlag.official import Measured, Official
 from fedlag.personal import WarmStart
-from fedlag.round import weigh
+from fedlag.replies import weigh
 
 SOURCE = ragged()
 

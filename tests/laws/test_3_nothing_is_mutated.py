@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fedlag.flow import Client
-from fedlag.round import address, broadcast, client_evaluate, client_round, gather, server_round
+from fedlag.replies import gather
+from fedlag.round import address, broadcast, client_evaluate, client_round, server_round
 from fedlag.run import NEWCOMER
 from fedlag.tree import leaves
 from laws.federations import SEED, SOME, every_method, ragged, same, snapshot, start, work

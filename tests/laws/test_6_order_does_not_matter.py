@@ -2,7 +2,8 @@
 
 import torch
 
-from fedlag.round import address, broadcast, gather, server_round
+from fedlag.replies import gather
+from fedlag.round import address, broadcast, server_round
 from fedlag.tree import leaves
 from laws.federations import close, every_method, same, start
 

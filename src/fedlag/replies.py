@@ -1,0 +1,117 @@
+"""Which replies can be used, and all of them as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlag import tree
+from fedlag.flow import Message, Replies, Reply, Scores
+from fedlag.round import Task, told
+from fedlag.tree import Params, Tree
+
+COUNTABLE = 2**53  # float64 counts exactly up to here
+
+
+class Gathered(NamedTuple):
+    replies: Replies | None  # None when nobody's reply could be used
+    dropped: dict[int, str]  # client -> why its reply was not used
+    scores: dict[int, Scores]  # of each participant's model right after training
+    sent: dict[str, int]  # bytes of these replies by parameter name, see `weigh`
+
+
+def weigh(params: Params, extra: Tree = None) -> Counter[str]:
+    """Bytes of tensors that travel, by parameter name; what the algorithm adds goes by the name "extra"."""
+    return Counter({**{name: tree.nbytes(value) for name, value in params.items()}, "extra": tree.nbytes(extra)})
+
+
+def gather(
+    task: Task, message: Message, params: Params, cohort: Sequence[int], answers: Iterable[tuple[int, Any]]
+) -> Gathered:
+    """Stack the replies of a round in the order of the cohort, leaving out every one that cannot be used.
+
+    `answers` gives (client, Reply) in any order, or (client, exception) for a client that failed.
+    """
+    asked = frozenset(cohort)
+    taken: dict[int, Reply] = {}
+    dropped: dict[int, str] = {}
+    for client, answer in answers:
+        if client not in asked or client in taken or client in dropped:
+            continue  # a second answer, or one nobody asked for, changes nothing
+        problem = _problem(task, message, params, answer)
+        if problem:
+            dropped[client] = problem
+        else:
+            taken[client] = answer
+    forms = {client: _form((taken[client].witness, taken[client].extra)) for client in cohort if client in taken}
+    usual = Counter(forms.values()).most_common(1)
+    order = [client for client, form in forms.items() if form == usual[0][0]]
+    odd = forms.keys() - order
+    dropped |= dict.fromkeys(odd, "what it adds to its update has another form than what most clients add")
+    dropped |= {client: "it did not answer" for client in cohort if client not in forms and client not in dropped}
+    scores = {client: taken[client].scores for client in order}
+    sent = Counter[str]()
+    for client in order:
+        reply = taken[client]
+        sent += weigh(reply.update, reply.extra) + weigh(reply.trained) + weigh(reply.witness)
+    return Gathered(_stack(message.round, order, taken) if order else None, dropped, scores, sent)
+
+
+def _problem(task: Task, message: Message, params: Params, answer: Any) -> str:
+    """Why an answer cannot be used; empty if it can."""
+    if isinstance(answer, Exception):
+        return f"it failed: {answer}"
+    if not isinstance(answer, Reply):
+        return f"its answer is a {type(answer).__name__}, not a reply"
+    names_told = told(task, message)
+    for what, values, names in (("update", answer.update, names_told), ("trained", answer.trained, message.watched)):
+        if not isinstance(values, dict):
+            return f"its {what} is a {type(values).__name__}, not tensors by name"
+        if values.keys() != names:
+            odd = sorted(map(str, values.keys() ^ names))
+            return f"its {what} has missing or unexpected entries: {', '.join(odd[:3])}"
+        for name, value in values.items():
+            if _form(value) != _form(params[name]):
+                return f"its {what} of {name} is {_form(value)}, not {_form(params[name])}"
+    for what, number, least in (("examples", answer.examples, 1), ("steps", answer.steps, 0)):
+        if not (isinstance(number, int) and least <= number < COUNTABLE):
+            return f"it claims {number} {what}"
+    if not tree.finite((answer.update, answer.trained, answer.witness, answer.extra)):
+        return "its reply is not finite"
+    return ""
+
+
+def _form(value: Any) -> Any:
+    """What two trees that can be stacked have in common: keys, and kinds and shapes of entries."""
+    if isinstance(value, dict):
+        return dict, frozenset((key, _form(entry)) for key, entry in value.items())
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_form, value))
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _stack(round: int, order: Sequence[int], replies: dict[int, Reply]) -> Replies:
+    chosen = [replies[client] for client in order]
+
+    def stacked(values: Sequence[Any]) -> Any:
+        first = values[0]
+        if isinstance(first, dict):
+            return {key: stacked([value[key] for value in values]) for key in first}
+        if isinstance(first, tuple):
+            return tree.like(first, [stacked(entries) for entries in zip(*values, strict=True)])
+        return torch.stack(list(values)) if isinstance(first, Tensor) else torch.tensor(values)
+
+    return Replies(
+        round=round,
+        ids=tuple(order),
+        update=stacked([reply.update for reply in chosen]),
+        trained=stacked([reply.trained for reply in chosen]),
+        witness=stacked([reply.witness for reply in chosen]),
+        extra=stacked([reply.extra for reply in chosen]),
+        examples=torch.tensor([reply.examples for reply in chosen]),
+        steps=torch.tensor([reply.steps for reply in chosen]),
+    )
