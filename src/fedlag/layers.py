@@ -118,4 +118,4 @@ def _groups(anatomy: Anatomy, groups: Mapping[str, str]) -> tuple[Layer, ...]:
             taken[name] = group_name
         attached = tuple(name for name in statistics if name in tree.under(statistics, pattern))
         layers.append(Layer(group_name, scored, attached))
-    return tuple(layers)
+    return tuple(sorted(layers, key=lambda layer: parameters.index(layer.scored[0])))
