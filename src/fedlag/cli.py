@@ -262,3 +262,5 @@ def completion(shell: str) -> None:
     made = get_completion_class(shell)
     if made is not None:
         click.echo(made(main, {}, "fedlag", "_FEDLAG_COMPLETE").source())
+    if shell == "bash":
+        click.echo("COMP_WORDBREAKS=${COMP_WORDBREAKS//=/}  # key=value is one word")
