@@ -1,8 +1,11 @@
 """The command line, from end to end."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,6 +100,24 @@ def test_an_interrupted_run_is_resumed(call, tmp_path):
     code, out, _ = call("resume", "run", "--json")
     assert code == 0
     assert json.loads(out)[0]["rounds"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no process groups to interrupt")
+def test_an_interrupted_comparison_ends_at_once_and_takes_its_processes_along(tmp_path):
+    words = [sys.executable, "-m", "fedlag", "compare", "rounds=100000", "--workers", "2"]
+    process = subprocess.Popen(words, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("runs/*/*/events.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted" in err
+    with pytest.raises(ProcessLookupError):  # after a moment nobody of the group is left
+        for _ in range(300):
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
 
 
 @pytest.mark.parametrize("what", ["methods", "models", "data"])

@@ -47,6 +47,7 @@ def _run_all(work: list[tuple[Experiment, Path]], workers: int, watch: Watch) ->
             execute(experiment, place, lambda event, one=experiment: watch(one, event))  # type: ignore[misc]
         return
     context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(workers, len(work)), mp_context=context) as pool:
         waiting = {pool.submit(execute, experiment, place): (experiment, place) for experiment, place in work}
         read = dict.fromkeys((place for _, place in work), 0)
@@ -59,7 +60,8 @@ def _run_all(work: list[tuple[Experiment, Path]], workers: int, watch: Watch) ->
                         del waiting[future]
                         future.result()  # raises what the process raised
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                process.kill()  # a run takes no harm, and nobody wants to wait for it
             raise
 
 
