@@ -2,52 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import dataclass
 
 from fedlag import check, tree
+from fedlag.optim.adaptive import Adaptive, averaged
 from fedlag.optim.optimizer import moved
 from fedlag.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam:
-    """m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  w <- w - lr m / (sqrt(v) + eps).
+class Adam(Adaptive):
+    """v <- b2 v + (1 - b2) g^2, and the step of `Adaptive`.
 
-    With `bias_correction` (the usual form on clients) m and v are divided by 1 - b^t; without it (the form servers
-    use) v starts at eps^2 instead of 0.
+    With `bias_correction` (the usual form on clients) m and v start at 0 and are divided by 1 - b^t; without it (the
+    form servers use) v starts at eps^2.
     """
 
     lr: float = 0.001
-    beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     bias_correction: bool = True
 
     def __post_init__(self) -> None:
-        check.positive("lr", self.lr)
-        check.share("beta1", self.beta1)
+        super().__post_init__()
         check.share("beta2", self.beta2)
-        check.positive("eps", self.eps)
 
     def init(self, params: Params) -> Tree:
-        first = 0.0 if self.bias_correction else self.eps**2
-        return {
-            "steps": 0,
-            "mean": tree.zeros_like(params),
-            "square": tree.map(lambda p: torch.full_like(p, first), params),
-        }
+        state = super().init(params)
+        return {"steps": 0, **state, "square": tree.zeros_like(params)} if self.bias_correction else state
 
     def step(self, params: Params, grads: Params, state: Tree) -> tuple[Params, Tree]:
-        steps = state["steps"] + 1
-        mean = tree.map(lambda g, m: torch.lerp(g, m, self.beta1), grads, state["mean"])
-        square = tree.map(lambda g, v: torch.lerp(g * g, v, self.beta2), grads, state["square"])
-        rate, root = self.lr, 1.0
-        if self.bias_correction:
-            rate, root = self.lr / (1 - self.beta1**steps), (1 - self.beta2**steps) ** 0.5
+        if not self.bias_correction:
+            return super().step(params, grads, state)
+        steps, mean, square = state["steps"] + 1, self.mean(grads, state), self.square(grads, state)
+        rate, root = self.lr / (1 - self.beta1**steps), (1 - self.beta2**steps) ** 0.5
         direction = tree.map(lambda m, v: m / (v.sqrt() / root + self.eps), mean, square)
         return moved(params, direction, -rate), {"steps": steps, "mean": mean, "square": square}
 
-    def slowed(self, factor: float) -> Adam:
-        return replace(self, lr=self.lr * factor)
+    def square(self, grads: Params, state: Tree) -> Params:
+        return averaged(grads, state, self.beta2)

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from fedlag import check, tree
-from fedlag.optim.optimizer import moved
+from fedlag.optim.adaptive import Adaptive
 from fedlag.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Yogi:
-    """m <- b1 m + (1 - b1) g;  v <- v - (1 - b2) g^2 sign(v - g^2);  w <- w - lr m / (sqrt(v) + eps).
+class Yogi(Adaptive):
+    """v <- v - (1 - b2) g^2 sign(v - g^2), and the step of `Adaptive`: v moves by no more than a share of g^2."""
 
-    v starts at eps^2, and moves towards g^2 by no more than a share of g^2.
-    """
-
-    lr: float = 0.01
-    beta1: float = 0.9
     beta2: float = 0.99
-    eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        check.positive("lr", self.lr)
-        check.share("beta1", self.beta1)
+        super().__post_init__()
         check.share("beta2", self.beta2)
-        check.positive("eps", self.eps)
 
-    def init(self, params: Params) -> Tree:
-        square = tree.map(lambda p: torch.full_like(p, self.eps**2), params)
-        return {"mean": tree.zeros_like(params), "square": square}
-
-    def step(self, params: Params, grads: Params, state: Tree) -> tuple[Params, Tree]:
-        mean = tree.map(lambda g, m: torch.lerp(g, m, self.beta1), grads, state["mean"])
+    def square(self, grads: Params, state: Tree) -> Params:
         pull = 1 - self.beta2
-        square = tree.map(lambda g, v: v - pull * g * g * torch.sign(v - g * g), grads, state["square"])
-        direction = tree.map(lambda m, v: m / (v.sqrt() + self.eps), mean, square)
-        return moved(params, direction, -self.lr), {"mean": mean, "square": square}
-
-    def slowed(self, factor: float) -> Yogi:
-        return replace(self, lr=self.lr * factor)
+        return tree.map(lambda g, v: v - pull * g * g * torch.sign(v - g * g), grads, state["square"])
