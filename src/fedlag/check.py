@@ -29,6 +29,23 @@ def share(name: str, value: float) -> None:
     require(number(value) and 0 <= value < 1, name, value, "a number from 0 to below 1")
 
 
+def fraction(name: str, value: float) -> None:
+    require(number(value) and 0 <= value <= 1, name, value, "a number from 0 to 1")
+
+
+def portion(name: str, value: float) -> None:
+    require(number(value) and 0 < value <= 1, name, value, "above 0 and at most 1")
+
+
+def minority(name: str, value: float) -> None:
+    require(number(value) and 0 <= value < 0.5, name, value, "a number from 0 to below 0.5")
+
+
+def threshold(name: str, value: float) -> None:
+    """Of a cosine, below which two clients conflict."""
+    require(number(value) and -1 < value <= 0, name, value, "above -1 and at most 0")
+
+
 def count(name: str, value: int, least: int = 0) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     require(whole and value >= least, name, value, f"a whole number from {least} upwards")

@@ -154,7 +154,7 @@ def resume(folder: Path, as_json: bool) -> None:
     execution.must_be_a_run(folder)
     one = experiment.load(folder / "experiment.toml")
     with console.watching([one], quiet=as_json) as watch:
-        execution.resume(folder, lambda event: watch(one, event))
+        execution.execute(one, folder, lambda event: watch(one, event))
     _show([folder], as_json)
 
 

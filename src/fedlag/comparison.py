@@ -32,7 +32,7 @@ def compare(
     Leaves a run directory for each under `folder`, with `comparison.json` beside them.
     """
     folder = Path(folder)
-    places = [folder / f"{one.title}-s{one.seed}-{one.hash}" for one in experiments]
+    places = [folder / one.folder for one in experiments]
     _run_all(list(zip(experiments, places, strict=True)), workers or os.cpu_count() or 1, watch)
     comparison = results.compare([results.read(place) for place in places])
     report = {"verdict": results.verdict(comparison), "methods": results.rows(comparison)}

@@ -79,7 +79,7 @@ def execute(experiment: Experiment, folder: Path | str | None = None, notify: No
     A directory that holds an interrupted run of the same experiment is continued from its last checkpoint, to the
     same bits as if it had never stopped; a finished one is left as it is.
     """
-    folder = RUNS / f"{experiment.title}-s{experiment.seed}-{experiment.hash}" if folder is None else Path(folder)
+    folder = RUNS / experiment.folder if folder is None else Path(folder)
     parts = None if (folder / "manifest.json").exists() else prepare(experiment)  # may refuse: nothing is written yet
     with _only_writer(folder):
         manifest = _claim(folder, experiment)

@@ -83,6 +83,11 @@ class Experiment:
         settings["data"] = {key: value for key, value in settings["data"].items() if key != "root"}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
+    @property
+    def folder(self) -> str:
+        """The name of a run's directory."""
+        return f"{self.title}-s{self.seed}-{self.hash}"
+
     def table(self) -> Table:
         """As TOML holds it, every default spelt out. Reading it back gives the same experiment."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -153,9 +158,8 @@ def variants(base: Mapping[str, Any]) -> list[Experiment]:
 
 def flat(rule: Rule) -> list[Rule]:
     """The rules a rule is made of, without those that do nothing."""
-    if isinstance(rule, Union):
-        return flat(rule.left) + flat(rule.right)
-    return [] if isinstance(rule, Nothing) else [rule]
+    parts = rule.parts if isinstance(rule, Union) else (rule,)
+    return [part for part in parts if not isinstance(part, Nothing)]
 
 
 def _rules(own: Rule, given: Any) -> Rule:

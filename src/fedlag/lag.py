@@ -41,7 +41,7 @@ class LAG(Rule):
 
     def __post_init__(self) -> None:
         check.count("k", self.k)
-        check.require(check.number(self.xi) and -1 < self.xi <= 0, "xi", self.xi, "above -1 and at most 0")
+        check.threshold("xi", self.xi)
         check.count("warmup", self.warmup)
         check.one_of("mode", self.mode, MODES)
         if isinstance(self.unit, str):

@@ -44,7 +44,7 @@ class Official(Rule):
 
     def __post_init__(self) -> None:
         check.count("k", self.k)
-        check.require(check.number(self.xi) and -1 < self.xi <= 0, "xi", self.xi, "above -1 and at most 0")
+        check.threshold("xi", self.xi)
         check.count("warmup", self.warmup, least=1)
 
     def init(self, anatomy: Anatomy) -> Measured:

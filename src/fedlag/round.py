@@ -174,8 +174,10 @@ def _settle(task: Task, message: Message, letter: Letter, client: Client, work: 
     lost = message.personal - start.keys()
     if lost:
         raise LookupError(f"client {work.client} has no copy of its personal {sorted(lost)} and was sent none")
-    fresh = task.algorithm.remember_client(start)
-    memory = fresh if client.memory is None else tree.renew(client.memory, fresh, void)
+    memory = client.memory
+    if memory is None or void:
+        fresh = task.algorithm.remember_client(start)
+        memory = fresh if memory is None else tree.renew(memory, fresh, void)
     known = client._replace(memory=tree.without(memory, message.personal))
     grad = partial(_gradient, task.trained, task.carried)
     optimizer = task.training.optimizer.slowed(task.training.decay**message.round)

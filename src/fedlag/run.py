@@ -24,8 +24,7 @@ class Sampling:
     fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        allowed = check.number(self.fraction) and 0 < self.fraction <= 1
-        check.require(allowed, "sampling.fraction", self.fraction, "above 0 and at most 1")
+        check.portion("sampling.fraction", self.fraction)
 
     def cohort(self, clients: int, seed: int, round: int) -> tuple[int, ...]:
         size = max(1, round_half_up(self.fraction * clients))

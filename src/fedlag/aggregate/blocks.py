@@ -47,6 +47,11 @@ def ascending(values: Tensor) -> Tensor:
     return torch.from_numpy(columns).to(values.device).T
 
 
+def headcount(share: float, clients: int) -> int:
+    """So many of the clients are a share of them, rounded down."""
+    return int(share * clients + 1e-9)  # 0.29 * 100 is a little less than 29
+
+
 def _parts(update: Mapping[str, Tensor], scope: str) -> list[list[str]]:
     parts: dict[str, list[str]] = {}
     for name in update:

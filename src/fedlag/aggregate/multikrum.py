@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlag import check
 from fedlag.aggregate.aggregator import Aggregator
-from fedlag.aggregate.blocks import recombine
+from fedlag.aggregate.blocks import headcount, recombine
 from fedlag.flow import Replies
 from fedlag.tree import Params
 
@@ -27,12 +27,11 @@ class MultiKrum(Aggregator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        allowed = check.number(self.byzantine) and 0 <= self.byzantine < 0.5
-        check.require(allowed, "byzantine", self.byzantine, "a number from 0 to below 0.5")
+        check.minority("byzantine", self.byzantine)
 
     def __call__(self, replies: Replies) -> Params:
         weights = self.weights(replies)
-        suspects = int(self.byzantine * len(weights) + 1e-9)  # 0.29 * 100 is a little less than 29
+        suspects = headcount(self.byzantine, len(weights))
 
         def coefficients(gram: Tensor) -> Tensor:
             far = remoteness(gram, suspects).tolist()

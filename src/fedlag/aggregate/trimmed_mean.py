@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedlag import check, tree
 from fedlag.aggregate.aggregator import Aggregator
-from fedlag.aggregate.blocks import ascending, by_coordinate
+from fedlag.aggregate.blocks import ascending, by_coordinate, headcount
 from fedlag.flow import Replies
 from fedlag.tree import Params
 
@@ -27,12 +27,11 @@ class TrimmedMean(Aggregator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        allowed = check.number(self.trimmed) and 0 <= self.trimmed < 0.5
-        check.require(allowed, "trimmed", self.trimmed, "a number from 0 to below 0.5")
+        check.minority("trimmed", self.trimmed)
 
     def __call__(self, replies: Replies) -> Params:
         weights = self.weights(replies)
-        cut = int(self.trimmed * len(weights) + 1e-9)  # 0.29 * 100 is a little less than 29
+        cut = headcount(self.trimmed, len(weights))
         return tree.map(
             lambda value: by_coordinate(lambda block: trimmed_mean(block, weights, cut), value), replies.update
         )

@@ -33,7 +33,7 @@ class APFL(Algorithm):
     mix: str = "parameters"  # "logits": the scores of the two models are mixed instead
 
     def __post_init__(self) -> None:
-        check.require(check.number(self.alpha) and 0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")
+        check.fraction("alpha", self.alpha)
         check.one_of("mix", self.mix, MIXES)
 
     def extend(self, net: Model, params: Params, seed: int) -> Extension:

@@ -56,7 +56,7 @@ class FedAF(Algorithm):
             check.positive(name, getattr(self, name))
         for name in ("collaboration", "matching"):
             check.not_negative(name, getattr(self, name))
-        check.require(check.number(self.kept) and 0 <= self.kept <= 1, "kept", self.kept, "a number from 0 to 1")
+        check.fraction("kept", self.kept)
 
     def remember(self, params: Params, clients: int) -> Tree:
         """The model too, because `aggregate` is shown only what clients' updates move, and there are none."""

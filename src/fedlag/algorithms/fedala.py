@@ -36,7 +36,7 @@ class FedALA(Algorithm):
 
     def __post_init__(self) -> None:
         check.count("layers", self.layers)
-        check.require(check.number(self.share) and 0 < self.share <= 1, "share", self.share, "above 0 and at most 1")
+        check.portion("share", self.share)
         check.not_negative("weight_lr", self.weight_lr)
         check.count("passes", self.passes, least=1)
 

@@ -32,7 +32,7 @@ class FedCAC(Algorithm):
     keeps: ClassVar[str] = "*.running_mean *.running_var"
 
     def __post_init__(self) -> None:
-        check.require(check.number(self.critical) and 0 <= self.critical <= 1, "critical", self.critical, "from 0 to 1")
+        check.fraction("critical", self.critical)
         check.positive("patience", self.patience)
 
     def remember(self, params: Params, clients: int) -> Tree:

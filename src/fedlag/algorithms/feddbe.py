@@ -36,8 +36,7 @@ class FedDBE(Algorithm):
 
     def __post_init__(self) -> None:
         check.not_negative("strength", self.strength)
-        allowed = check.number(self.momentum) and 0 < self.momentum <= 1
-        check.require(allowed, "momentum", self.momentum, "above 0 and at most 1")
+        check.portion("momentum", self.momentum)
 
     def extend(self, net: Model, params: Params, seed: int) -> Extension:
         head = head_weight(params)

@@ -34,7 +34,7 @@ class FedSpeed(Algorithm):
     def __post_init__(self) -> None:
         check.not_negative("penalty", self.penalty)
         check.not_negative("rho", self.rho)
-        check.require(check.number(self.alpha) and 0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")
+        check.fraction("alpha", self.alpha)
         check.one_of("corrections", self.corrections, CORRECTIONS)
 
     def remember(self, params: Params, clients: int) -> Tree:
