@@ -22,6 +22,7 @@ INSIDE = (
     ("aggregate", "personal"),
     ("lag", "official", "algorithm"),
     ("twin",),
+    ("fit",),
     ("round",),
     ("replies",),
     ("algorithms", "federation"),

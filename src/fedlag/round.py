@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from fedlag import layers, tree
-from fedlag.algorithm import Algorithm, Phase, Training
+from fedlag.algorithm import Algorithm, Training
 from fedlag.divergence import Conflict
 from fedlag.errors import InputError
+from fedlag.fit import Fit, fit, gradient, not_ready
 from fedlag.flow import Batch, Client, Letter, Local, Message, Replies, Reply, Score, Scores, Server, Work
 from fedlag.layers import Anatomy
 from fedlag.net import Model
@@ -39,6 +39,7 @@ class Task:
     kept: frozenset[str]  # names a client keeps a copy of
     averaged: frozenset[str]  # names the server averages
     clients: int
+    fit: Fit = fit  # how clients train; a federation that trains many at once brings its own
 
 
 def begin(algorithm: Algorithm, model: Model, training: Training, clients: int, seed: int) -> tuple[Task, Server]:
@@ -179,19 +180,15 @@ def _settle(task: Task, message: Message, letter: Letter, client: Client, work: 
         fresh = task.algorithm.remember_client(start)
         memory = fresh if memory is None else tree.renew(memory, fresh, void)
     known = client._replace(memory=tree.without(memory, message.personal))
-    grad = partial(_gradient, task.trained, task.carried)
+    grad = partial(gradient, task.trained, task.carried)
     optimizer = task.training.optimizer.slowed(task.training.decay**message.round)
-    local = Local(task.model, task.training, message, letter, known, work, start, {}, 0, grad, optimizer, _not_ready)
+    local = Local(task.model, task.training, message, letter, known, work, start, {}, 0, grad, optimizer, not_ready)
     return _ready(task, local)
 
 
 def _ready(task: Task, local: Local) -> Local:
     """The same, whose `fit` shows this very local to the algorithm."""
-    return local._replace(fit=partial(fit, task, local))
-
-
-def _not_ready(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("local.fit does not exist while fitting")
+    return local._replace(fit=partial(task.fit, task, local))
 
 
 @contextmanager
@@ -208,53 +205,6 @@ def _seeded(work: Work, purpose: str) -> Iterator[None]:
 def _void(names: Iterable[str], since: dict[str, int], round: int) -> frozenset[str]:
     """The names of which a client that last trained in `round` (-1: never) holds nothing valid."""
     return frozenset(name for name in names if round < since.get(name, 0))
-
-
-def fit(
-    task: Task,
-    local: Local,
-    params: Params,
-    phases: Sequence[Phase],
-    purpose: str,
-    loss: Callable[[Local, Params, Batch], Tensor] | None = None,
-) -> tuple[Params, int]:
-    """Train through the phases on the shuffled batches kept for `purpose`; returns parameters and steps taken.
-
-    With a `loss` of its own, plain steps along its gradient; else the algorithm's step.
-    """
-    algorithm, training = task.algorithm, task.training
-    stream, steps = local.work.stream(purpose), 0
-    for phase in phases:
-        names = [name for name in task.trained if name in params and tree.matches(name, phase.pattern)]
-        moving = [name for name in task.carried if name in params and tree.matches(name, phase.pattern)]
-        optimizer = (phase.optimizer or training.optimizer).slowed(training.decay**local.message.round)
-        state = optimizer.init(tree.select(params, names))
-        within = local._replace(grad=partial(_gradient, names, moving), optimizer=optimizer, fit=_not_ready)
-        for batch in stream.batches(training.batch, phase.epochs):
-            task.model.train(names if len(batch.y) == 1 else [*names, *moving])  # one example has no variance
-            within = within._replace(number=steps)
-            if loss is None:
-                params, state = algorithm.step(within, params, state, batch)
-            else:
-                grads, moved = within.grad(lambda p, b=batch, w=within: loss(w, p, b))(params)  # type: ignore[misc]
-                params, state = optimizer.step({**params, **moved}, grads, state)
-            steps += 1
-    return params, steps
-
-
-def _gradient(
-    names: Sequence[str], moving: Sequence[str], f: Callable[[Params], Tensor]
-) -> Callable[[Params], tuple[Params, Params]]:
-    """Gradients of f for `names`, and the `moving` entries as f left them."""
-
-    def gradient(params: Params) -> tuple[Params, Params]:
-        variables = {name: params[name].detach().requires_grad_() for name in names}
-        moved = {name: params[name].clone() for name in moving}
-        value = f({**params, **variables, **moved})
-        grads = torch.autograd.grad(value, list(variables.values()), materialize_grads=True)
-        return dict(zip(names, grads, strict=True)), moved
-
-    return gradient
 
 
 # On the server
