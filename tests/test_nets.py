@@ -25,6 +25,8 @@ def parameters(net):
     ("name", "shape", "classes", "options", "expected"),
     [
         ("mlp", MNIST, 10, {}, 79_510),
+        ("lenet", MNIST, 10, {}, 44_426),
+        ("lenet", CIFAR, 10, {}, 62_006),
         ("cnn", MNIST, 10, {}, 582_026),
         ("cnn", CIFAR, 10, {}, 878_538),
         ("cnn20", CIFAR, 10, {}, 1_341_226),
@@ -85,7 +87,7 @@ def owners(net):
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("name", ["cnn", "cnn20", "mlp", "resnet9", "resnet20w"])
+@pytest.mark.parametrize("name", ["lenet", "cnn", "cnn20", "mlp", "resnet9", "resnet20w"])
 def test_a_norm_is_registered_right_after_the_layer_it_normalises_and_replaces_its_bias(name, norm):
     modules = owners(build(name, CIFAR, 10, norm=norm))
     layers = [module for module in modules if isinstance(module, nn.Conv2d | nn.Linear)]

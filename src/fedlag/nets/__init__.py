@@ -61,6 +61,7 @@ class Residual:
 
 NETS: dict[str, Plain | Residual] = {
     "mlp": Plain(hidden=(100,)),
+    "lenet": Plain(stages=((6,), (16,)), kernel=5, padding=0, hidden=(120, 84)),
     "cnn": Plain(stages=((32,), (64,)), kernel=5, padding=0, hidden=(512,)),
     "cnn20": Plain(stages=((32, 32), (64, 64), (128, 128)), hidden=(512,)),
     "resnet9": Residual(blocks=(1, 2, 2, 1), channels=(32, 64, 128, 256), hidden=(256, 128)),
