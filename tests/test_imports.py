@@ -18,7 +18,7 @@ INSIDE = (
     ("tree", "check"),
     ("divergence", "net", "optim"),
     ("flow",),
-    ("layers", "statistics", "initial"),
+    ("layers", "statistics", "initial", "condensation"),
     ("aggregate", "personal"),
     ("lag", "official", "algorithm"),
     ("twin",),

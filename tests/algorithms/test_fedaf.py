@@ -8,7 +8,8 @@ from laws.federations import ALL, CLASSES, SIZES, Cohorts, Wrapped, close, conv,
 from torch.nn import functional
 
 from fedlag import tree
-from fedlag.algorithms.fedaf import FedAF, disagreement, resampled, sliced_gaps
+from fedlag.algorithms.fedaf import FedAF
+from fedlag.condensation import disagreement, resampled, sliced_gaps
 from fedlag.errors import InputError
 from fedlag.flow import Batch
 from fedlag.lag import LAG

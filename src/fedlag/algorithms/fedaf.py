@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedlag import check, tree
 from fedlag.algorithm import Algorithm, Finish, Outcome, Phase
+from fedlag.condensation import disagreement, means_of_owners, means_of_parts, resampled, sliced_gaps
+from fedlag.fit import gradient
 from fedlag.flow import Batch, Local, Replies, Server
 from fedlag.net import Model
 from fedlag.optim import SGD, Optimizer
 from fedlag.statistics import class_counts, class_means, features
 from fedlag.tree import Params, Tree
-
-TINY = 1e-8  # added to probabilities before their logarithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,7 @@ class FedAF(Algorithm):
     def aggregate(self, server: Server, replies: Replies, net: Model) -> Outcome:
         memory = server.memory
         if not _condenses(server.round):
-            return Outcome({}, server.optimizer, {**memory, "goal": _mean_of_owners(replies.extra)})
+            return Outcome({}, server.optimizer, {**memory, "goal": means_of_owners(replies.extra)})
         arrived = {id: tree.map(lambda value, i=i: value[i].clone(), replies.extra) for i, id in enumerate(replies.ids)}
         known = {**memory["condensed"], **arrived} if self.recall else arrived
         condensed = {id: known[id] for id in sorted(known)}
@@ -113,10 +112,10 @@ class FedAF(Algorithm):
                 learned.requires_grad_()
                 seen = local.net.features(network, learned.flatten(0, 1))
                 scores = local.net.classify(network, seen)
-                loss = (_means(seen, len(learned)) - real[own]).square().sum()
+                loss = (means_of_parts(seen, len(learned)) - real[own]).square().sum()
                 if goal:
                     known = (goal["counts"] > 0)[own]
-                    gaps = sliced_gaps(_means(scores, len(learned)), goal["means"][own])
+                    gaps = sliced_gaps(means_of_parts(scores, len(learned)), goal["means"][own])
                     loss = loss + self.collaboration * gaps[known].sum()
                 (gradient,) = torch.autograd.grad(loss, learned)
                 learned = learned.detach() - self.image_lr * gradient
@@ -127,7 +126,7 @@ class FedAF(Algorithm):
         told = {key: torch.stack([one[key] for one in condensed.values()]) for key in ("images", "means", "counts")}
         owned = told["counts"] > 0
         x, y = told["images"][owned].flatten(0, 1), owned.nonzero()[:, 1].repeat_interleave(self.images)
-        labels = _mean_of_owners(told)
+        labels = means_of_owners(told)
         generator = np.random.default_rng([self.seed, round])
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(generator.integers(2**63)))  # for dropout and the like
@@ -140,55 +139,18 @@ class FedAF(Algorithm):
     def _gradient(self, net: Model, params: Params, batch: Batch, labels: Tree) -> tuple[Params, Params]:
         """Gradients, and statistics as the batch moved them."""
         moving = net.statistic_names if len(batch.y) > 1 else ()  # one example has no variance
+
+        def loss(params: Params) -> Tensor:
+            scores = net(params, batch.x)
+            classes = scores.shape[1]
+            soft = class_means(functional.softmax(scores / self.temperature, dim=1), batch.y, classes)
+            known = (labels["counts"] > 0) & (class_counts(batch.y, classes) > 0)
+            apart = disagreement(labels["means"][known], soft[known])
+            return functional.cross_entropy(scores, batch.y) + self.matching * apart
+
         net.train([*net.parameter_names, *moving])
-        weights = {name: params[name].detach().requires_grad_() for name in net.parameter_names}
-        moved = {name: params[name].clone() for name in moving}
-        scores = net({**params, **weights, **moved}, batch.x)
-        classes = scores.shape[1]
-        soft = class_means(functional.softmax(scores / self.temperature, dim=1), batch.y, classes)
-        known = (labels["counts"] > 0) & (class_counts(batch.y, classes) > 0)
-        loss = functional.cross_entropy(scores, batch.y)
-        loss = loss + self.matching * disagreement(labels["means"][known], soft[known])
-        return dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True)), moved
-
-
-def resampled(net: Model, params: Params, kept: float, seed: int) -> Params:
-    """γ w + (1 - γ) w̃, with w̃ drawn as each module draws its initial weights. What no gradient moves stays."""
-    fresh = copy.deepcopy(net.net)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.default_generator.manual_seed(seed)
-        for module in fresh.modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase):
-                module.track_running_stats = False  # the count of batches it would reset is taken out of every Model
-            getattr(module, "reset_parameters", lambda: None)()
-        drawn = {name: value for name, value in fresh.named_parameters() if name in net.parameter_names}
-        return {**params, **tree.map(lambda new, old: torch.lerp(new, old, kept), drawn, params)}
-
-
-def sliced_gaps(a: Tensor, b: Tensor) -> Tensor:
-    """Squared sliced Wasserstein distance between a[i] and b[i], (classes,).
-
-    Between single points it is the mean of <direction, a - b>² over all directions: |a - b|² / size.
-    """
-    return (a - b).square().mean(1)
-
-
-def disagreement(a: Tensor, b: Tensor) -> Tensor:
-    """½ Σ (KL(a_c ‖ b_c) + KL(b_c ‖ a_c)) over classes c; a and b are (classes, classes), rows sum to one."""
-    return ((a - b) * ((a + TINY).log() - (b + TINY).log())).sum() / 2
+        return gradient(net.parameter_names, moving, loss)(params)
 
 
 def _condenses(round: int) -> bool:
     return round % 2 == 1
-
-
-def _means(values: Tensor, parts: int) -> Tensor:
-    """Means of so many equal parts of the rows, one after another: (parts, width)."""
-    return values.reshape(parts, -1, values.shape[1]).mean(1)
-
-
-def _mean_of_owners(told: Tree) -> Tree:
-    """For every class the mean of what clients that have it tell, and how many have it."""
-    owns = (told["counts"] > 0).to(told["means"].dtype)  # (clients, classes)
-    owners = owns.sum(0)
-    return {"means": (owns[..., None] * told["means"]).sum(0) / owners.clamp_min(1)[:, None], "counts": owners}
