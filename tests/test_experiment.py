@@ -86,6 +86,19 @@ def test_a_comparison_is_one_experiment_for_every_method_and_seed():
     assert {one.data.seed for one in fixed} == {0}
 
 
+def test_a_comparison_may_bring_every_method_that_can_take_lag_once_more_with_it():
+    methods = ["fedrep", "local", "fedlag", "warmstart", "fedaf", "centralised", {"name": "fedprox", "label": "mine"}]
+    made = experiment.variants({"compare": {"methods": methods, "lag": {"k": 1}, "seeds": 1}})
+    assert [one.title for one in made[len(methods) :]] == ["fedrep+lag", "mine+lag"]
+    assert made[-2].algorithm.personal == Named("head.*") | LAG(k=1)
+    assert made[-1].algorithm.personal == LAG(k=1)
+
+
+def test_a_comparison_may_be_of_all_methods():
+    made = experiment.variants({"compare": {"methods": "all", "seeds": 1}})
+    assert [one.method for one in made] == list(REGISTRY)
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -110,6 +123,8 @@ def test_a_comparison_is_one_experiment_for_every_method_and_seed():
         ("model.norm=layer", ["norm", "layer", "'batch'"]),
         ("algorithm.mu=1", ["algorithm.mu", "setting"]),
         ("compare.seeds=0", ["compare.seeds", "1 upwards"]),
+        ("compare.methods=some", ["compare.methods", "some", "'all'"]),
+        ("compare.lag.kk=1", ["personal.kk", "Did you mean 'personal.k'"]),
         ("seed.x=1", ["seed.x"]),
         ("rounds", ["key=value"]),
     ],

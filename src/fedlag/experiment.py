@@ -18,9 +18,11 @@ from fedlag.algorithm import Algorithm, Training
 from fedlag.config import KINDS, Table, class_of, make_dataclass, make_kind, table
 from fedlag.data.settings import Data
 from fedlag.errors import InputError, unknown
+from fedlag.lag import LAG
 from fedlag.nets import choose
+from fedlag.official import Official
 from fedlag.optim import Optimizer
-from fedlag.personal import Nothing, Rule, Union
+from fedlag.personal import Named, Nothing, Rule, Union, WarmStart
 from fedlag.run import Sampling
 
 
@@ -41,15 +43,31 @@ class Architecture:
 class Comparison:
     """The `[compare]` table: which methods stand side by side, over how many seeds.
 
-    A method is a name, or a table with `name`, an optional `label`, its own settings and `personal`.
+    A method is a name, or a table with `name`, an optional `label`, its own settings and `personal`; "all" is every
+    registered one at its defaults.
     """
 
-    methods: tuple[Any, ...] = ("local", "fedavg", "fedavg-ft", "fedper", "warmstart", "fedlag")
+    methods: tuple[Any, ...] | str = ("local", "fedavg", "fedavg-ft", "fedper", "warmstart", "fedlag")
+    lag: Mapping[str, Any] | None = None  # settings of LAG, with which every method that can take it stands once more
     seeds: int = 3
     redraw: bool = True  # every seed also draws its own partition
 
     def __post_init__(self) -> None:
         check.count("compare.seeds", self.seeds, least=1)
+        if isinstance(self.methods, str):
+            check.one_of("compare.methods", self.methods, ("all",))
+
+    def entries(self) -> list[Table]:
+        """A table for each method, those with LAG last."""
+        given = algorithms.REGISTRY if self.methods == "all" else self.methods
+        bare = [_named(entry, "compare.methods") for entry in given]
+        if self.lag is None:
+            return bare
+        able = [entry for entry in bare if "personal" not in entry and _can_take_lag(entry.get("name", "fedavg"))]
+        return bare + [
+            {**entry, "label": f"{entry.get('label', entry['name'])}+lag", "personal": {"kind": "lag", **self.lag}}
+            for entry in able
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +156,7 @@ def variants(base: Mapping[str, Any]) -> list[Experiment]:
     comparison = make_dataclass(Comparison, base.get("compare", {}), "compare")
     experiment(base)  # refuses what no method below would meet
     made = []
-    for entry in comparison.methods:
-        method = _named(entry, "compare.methods")
+    for method in comparison.entries():
         label, personal = method.pop("label", ""), method.pop("personal", None)
         rule = algorithms.find(method.get("name", "fedavg"))().personal
         for seed in range(comparison.seeds):
@@ -189,6 +206,15 @@ def _rules(own: Rule, given: Any) -> Rule:
     for rule in rules:
         made = rule if isinstance(made, Nothing) else made | rule
     return made
+
+
+def _can_take_lag(name: str) -> bool:
+    """Whether the method averages something and leaves it to another rule what of it stays personal."""
+    algorithm = algorithms.find(name)()
+    decided = any(
+        isinstance(rule, LAG | Official | WarmStart) or rule == Named("*") for rule in flat(algorithm.personal)
+    )
+    return bool(algorithm.averages) and not algorithm.pooled and not decided
 
 
 def _understood(rule: Rule, given: Any) -> Any:
