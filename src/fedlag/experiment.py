@@ -63,7 +63,7 @@ class Comparison:
         bare = [_named(entry, "compare.methods") for entry in given]
         if self.lag is None:
             return bare
-        able = [entry for entry in bare if "personal" not in entry and _can_take_lag(entry.get("name", "fedavg"))]
+        able = [entry for entry in bare if "personal" not in entry and can_take_lag(entry.get("name", "fedavg"))]
         return bare + [
             {**entry, "label": f"{entry.get('label', entry['name'])}+lag", "personal": {"kind": "lag", **self.lag}}
             for entry in able
@@ -208,7 +208,7 @@ def _rules(own: Rule, given: Any) -> Rule:
     return made
 
 
-def _can_take_lag(name: str) -> bool:
+def can_take_lag(name: str) -> bool:
     """Whether the method averages something and leaves it to another rule what of it stays personal."""
     algorithm = algorithms.find(name)()
     decided = any(
