@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedlag import catalogue, tables
+from fedlag import catalogue
 from fedlag.algorithm import Training
 from fedlag.algorithms import REGISTRY
 from fedlag.experiment import can_take_lag, flat
@@ -118,11 +118,15 @@ def generated() -> dict[Path, str]:
             made[page] = with_line(page.read_text("utf-8"), line(known))
     what = {row["method"]: row["what"] for row in catalogue.methods()}
     rows = [
-        f"| [`{name}`]({page_of(name).name}) | {what[name]} | "
-        f"{f'{one.down:.2f} | {one.up:.2f}' if one else 'see page | see page'} | {'yes' if can_take_lag(name) else 'no'} |"
+        (
+            f"[`{name}`]({page_of(name).name})",
+            what[name],
+            *((f"{one.down:.2f}", f"{one.up:.2f}") if one else ("see page",) * 2),
+            "yes" if can_take_lag(name) else "no",
+        )
         for name, one in sent.items()
     ]
-    return {**made, INDEX: HEAD + "\n".join(rows) + "\n"}
+    return {**made, INDEX: HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)}
 
 
 if __name__ == "__main__":
