@@ -254,6 +254,37 @@ def toy(out: Path, seed: int, as_json: bool) -> None:
 
 
 @main.command()
+@changes
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/lemma"), show_default=True)
+@click.option(
+    "--rounds", type=click.IntRange(1), default=30, show_default=True, help="Rounds looked at in each setting."
+)
+@as_json
+def lemma(changes: tuple[str | None, tuple[str, ...]], out: Path, rounds: int, as_json: bool) -> None:
+    """The paper's lemma and bound, predicted and measured: is it better to keep a layer or to average it?
+
+    \b
+    fedlag lemma                                              the toy, the digits, and bowls with known constants
+    fedlag lemma data.name=mnist data.limit=6000 model.name=lenet training.batch=10 training.lr=0.1
+    """
+    from fedlag import console, experiment
+    from fedlag import lemma as theory
+
+    source, overrides = changes
+    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides)
+    one = experiment.load(
+        {key: value for key, value in base.items() if key not in ("compare", "personal", "algorithm")}
+    )
+    found = theory.lemma(one, out, one.seed, rounds)
+    if as_json:
+        click.echo((out / "lemma.json").read_text(encoding="utf-8"), nl=False)
+        return
+    for rows in theory.rows(found).values():
+        console.show_rows(rows)
+    console.say(f"Every layer and round: {out}/lemma.json")
+
+
+@main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print shell completion: `eval "$(fedlag completion bash)"`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -17,13 +17,13 @@ from fedlag.aggregate import Mean
 from fedlag.algorithm import Training
 from fedlag.algorithms.fedavg import FedAvg
 from fedlag.divergence import Conflict
+from fedlag.federation.observed import Observed
 from fedlag.federation.sequential import Sequential
-from fedlag.federation.work import HELD_OUT, Source
-from fedlag.flow import Batch, Letter, Message, Reply
+from fedlag.flow import Batch
 from fedlag.net import Model, Net
 from fedlag.optim import SGD, Adam
 from fedlag.personal import Nothing, Rule
-from fedlag.round import Task, begin
+from fedlag.round import begin
 from fedlag.toy.data import Users
 from fedlag.tree import Params
 
@@ -101,33 +101,17 @@ def train(
         clients=len(users),
         seed=0,
     )
-    federation = Observed(task, lambda client, part: users[client], seed=0)
-    shared, personal = [_model(server.params)], []
+    federation = Observed(Sequential(task, lambda client, part: users[client], seed=0))
+    shared, personal, updates = [_model(server.params)], [], []
     models = [shared[0].expand(len(users), -1)]
     for done in islice(run.rounds(task, server, federation, run.Sampling(), seed=0), rounds):
         params, home = done.server.params, rule.personal(done.server.rule)
         own = [tree.select(client.params, home) for _, client in sorted(federation.clients().items())]
+        updates.append(torch.stack([_model(federation.replies[user].update) for user in range(len(users))]))
         shared.append(_model(params))
         models.append(torch.stack([_model({**params, **kept}) for kept in own]))
         personal.append(home)
-    updates = torch.stack(federation.updates).view(rounds, len(users), len(SCALARS))
-    return Run(users, torch.stack(shared), torch.stack(models), updates, tuple(personal))
-
-
-class Observed(Sequential):
-    """Remembers what everybody replied, in the order of rounds and users."""
-
-    def __init__(self, task: Task, source: Source, seed: int) -> None:
-        super().__init__(task, source, seed)
-        self.updates: list[Tensor] = []
-
-    def train(
-        self, message: Message, letters: Mapping[int, Letter], scored: Sequence[str] = HELD_OUT
-    ) -> Iterator[tuple[int, Reply | Exception]]:
-        for client, reply in super().train(message, letters, scored):
-            if isinstance(reply, Reply):
-                self.updates.append(_model(reply.update))
-            yield client, reply
+    return Run(users, torch.stack(shared), torch.stack(models), torch.stack(updates), tuple(personal))
 
 
 def _model(params: Params) -> Tensor:
