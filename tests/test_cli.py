@@ -1,5 +1,6 @@
 """The command line, from end to end."""
 
+import contextlib
 import json
 import os
 import signal
@@ -107,14 +108,18 @@ def test_an_interrupted_run_is_resumed(call, tmp_path):
 def test_an_interrupted_comparison_ends_at_once_and_takes_its_processes_along(tmp_path):
     words = [sys.executable, "-m", "fedlag", "compare", "rounds=100000", "--workers", "2"]
     process = subprocess.Popen(words, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.glob("runs/*/*/events.jsonl")):
-        assert process.poll() is None
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Interrupted" in err
-    assert is_gone(process.pid)
+    try:
+        while not list(tmp_path.glob("runs/*/*/events.jsonl")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "Interrupted" in err
+        assert is_gone(process.pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def is_gone(group: int) -> bool:
@@ -126,6 +131,16 @@ def is_gone(group: int) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+@pytest.mark.slow
+def test_the_theory_is_put_beside_what_is_measured(call, tmp_path):
+    code, out, _ = call("lemma", *QUICK, "--rounds", "2", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert json.loads((tmp_path / "runs/lemma/lemma.json").read_text()) == found
+    assert [len(cases) for cases in found["kept"].values()] == [6, 6, 4, 4]  # rounds times layers
+    assert len(found["bounds"]) == 2 * 3 * 3
 
 
 @pytest.mark.parametrize("what", ["methods", "models", "data"])

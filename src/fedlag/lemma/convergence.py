@@ -97,7 +97,7 @@ class Bound(NamedTuple):
 
 
 def convergence(
-    problem: Bowls, rounds: int = 100, steps: tuple[int, ...] = (2, 5, 20), rates: tuple[float, ...] = (0.1, 0.5, 0.99)
+    problem: Bowls, rounds: int = 100, steps: tuple[int, ...] = (2, 5), rates: tuple[float, ...] = (0.1, 0.5, 0.99)
 ) -> list[Bound]:
     return [descend(problem, rule, number, share, rounds) for number in steps for share in rates for rule in RULES]
 
