@@ -37,7 +37,7 @@ def _plain(architecture: Plain, shape: tuple[int, int, int]) -> tuple[Modules, i
     """The body, and the number of features it computes."""
     channels, height, width = shape
     kernel, padding, norm = architecture.kernel, architecture.padding, architecture.norm
-    modules: Modules = {}
+    modules: Modules = {"layout": ChannelsLast()} if architecture.stages else {}
     number = 0
     for stage in architecture.stages:
         for outputs in stage:
@@ -45,7 +45,9 @@ def _plain(architecture: Plain, shape: tuple[int, int, int]) -> tuple[Modules, i
             modules |= _conv(f"conv{number}", channels, outputs, norm, kernel=kernel, padding=padding)
             modules |= {f"conv{number}_relu": nn.ReLU()}
             channels = outputs
-        modules |= {f"conv{number}_pool": nn.MaxPool2d(2)}
+        # The same numbers as pooling after the activation, on a quarter of the pixels.
+        relu = modules.pop(f"conv{number}_relu")
+        modules |= {f"conv{number}_pool": nn.MaxPool2d(2), f"conv{number}_relu": relu}
     pixels = architecture.pooled(height) * architecture.pooled(width)
     fully_connected, features = _hidden(channels * pixels, architecture.hidden, norm)
     return modules | {"flatten": nn.Flatten()} | fully_connected, features
@@ -54,7 +56,8 @@ def _plain(architecture: Plain, shape: tuple[int, int, int]) -> tuple[Modules, i
 def _residual(architecture: Residual, channels: int) -> tuple[Modules, int]:
     """The body, and the number of features it computes."""
     norm, width = architecture.norm, architecture.channels[0]
-    modules = _conv("conv", channels, width, norm) | {"conv_relu": nn.ReLU()}
+    modules: Modules = {"layout": ChannelsLast()}
+    modules |= _conv("conv", channels, width, norm) | {"conv_relu": nn.ReLU()}
     for group, (blocks, outputs) in enumerate(zip(architecture.blocks, architecture.channels, strict=True), 1):
         for block in range(1, blocks + 1):
             stride = 2 if group > 1 and block == 1 else 1
@@ -63,6 +66,13 @@ def _residual(architecture: Residual, channels: int) -> tuple[Modules, int]:
     modules |= {"average": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     fully_connected, features = _hidden(width, architecture.hidden, norm="none")
     return modules | fully_connected, features
+
+
+class ChannelsLast(nn.Module):
+    """The same images in the memory layout in which convolutions and pooling are fastest."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(memory_format=torch.channels_last)
 
 
 class Block(nn.Module):
