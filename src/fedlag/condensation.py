@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedlag import tree
 from fedlag.net import Model
+from fedlag.randomness import seeded
 from fedlag.tree import Params, Tree
 
 TINY = 1e-8  # added to probabilities before their logarithm
@@ -17,8 +18,7 @@ TINY = 1e-8  # added to probabilities before their logarithm
 def resampled(net: Model, params: Params, kept: float, seed: int) -> Params:
     """γ w + (1 - γ) w̃, with w̃ drawn as each module draws its initial weights. What no gradient moves stays."""
     fresh = copy.deepcopy(net.net)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed), torch.no_grad():
         for module in fresh.modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.track_running_stats = False  # the count of batches it would reset is taken out of every Model

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from fedlag.flow import Batch, Client, Letter, Local, Message, Replies, Reply, S
 from fedlag.layers import Anatomy
 from fedlag.net import Model
 from fedlag.personal import Nothing
+from fedlag.randomness import seeded
 from fedlag.tree import Params
 
 STAGES = ("personal", "global")  # a client's own model after the broadcast; the server's copy of everything
@@ -40,6 +41,7 @@ class Task:
     averaged: frozenset[str]  # names the server averages
     clients: int
     fit: Fit = fit  # how clients train; a federation that trains many at once brings its own
+    draws: bool = True  # whether training may draw from PyTorch's own generator
 
 
 def begin(algorithm: Algorithm, model: Model, training: Training, clients: int, seed: int) -> tuple[Task, Server]:
@@ -109,7 +111,7 @@ def client_round(
     """
     algorithm = task.algorithm
     local = _settle(task, message, letter, client, work)
-    with _seeded(work, "train"):
+    with _seeded(task, work, "train"):
         local = _ready(task, local._replace(notes=algorithm.prepare(local)))
         end, steps = local.fit(algorithm.receive(local), algorithm.phases(task.training.length), purpose="train")
         memory, extra, contribution = algorithm.finish(local, end, steps)
@@ -142,7 +144,7 @@ def client_evaluate(
         local = _settle(task, message, letter, Client(), work)
         return score(task, local, local.start)
     local = _settle(task, message, letter, client, work)
-    with _seeded(work, "tune"):
+    with _seeded(task, work, "tune"):
         return score(task, local, task.algorithm.personalize(local))
 
 
@@ -191,15 +193,9 @@ def _ready(task: Task, local: Local) -> Local:
     return local._replace(fit=partial(task.fit, task, local))
 
 
-@contextmanager
-def _seeded(work: Work, purpose: str) -> Iterator[None]:
+def _seeded(task: Task, work: Work, purpose: str) -> AbstractContextManager[None]:
     """Dropout and the like draw from a stream of this client and round, and disturb no other."""
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(work.seed(purpose))  # torch.manual_seed would queue a call for absent devices
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
+    return seeded(work.seed(purpose)) if task.draws else nullcontext()
 
 
 def _void(names: Iterable[str], since: dict[str, int], round: int) -> frozenset[str]:

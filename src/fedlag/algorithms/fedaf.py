@@ -17,6 +17,7 @@ from fedlag.fit import gradient
 from fedlag.flow import Batch, Local, Replies, Server
 from fedlag.net import Model
 from fedlag.optim import SGD, Optimizer
+from fedlag.randomness import seeded
 from fedlag.statistics import class_counts, class_means, features
 from fedlag.tree import Params, Tree
 
@@ -128,8 +129,7 @@ class FedAF(Algorithm):
         x, y = told["images"][owned].flatten(0, 1), owned.nonzero()[:, 1].repeat_interleave(self.images)
         labels = means_of_owners(told)
         generator = np.random.default_rng([self.seed, round])
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(generator.integers(2**63)))  # for dropout and the like
+        with seeded(int(generator.integers(2**63))):  # for dropout and the like
             for _ in range(self.epochs):
                 for rows in torch.split(torch.from_numpy(generator.permutation(len(y))), self.batch):
                     grads, moved = self._gradient(net, params, Batch(x[rows], y[rows]), labels)
