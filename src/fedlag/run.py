@@ -79,7 +79,7 @@ def evaluate(task: Task, server: Server, federation: Federation, stage: str = "p
         letters = dict.fromkeys(range(task.clients), address(task, server, NEWCOMER))
     else:
         letters = {client: address(task, server, client) for client in range(task.clients)}
-    return dict(federation.evaluate(message, letters, stage))
+    return dict(sorted(federation.evaluate(message, letters, stage)))
 
 
 def round_half_up(value: float) -> int:

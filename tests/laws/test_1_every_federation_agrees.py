@@ -1,14 +1,17 @@
 """Law 1: every federation gives what clients one by one give, bit for bit."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from fedlag.federation.sequential import Sequential
-from laws.federations import Wrapped, every_bare_method, every_method, ordinary, run, same, scores
+from fedlag.federation.threaded import Threaded
+from laws.federations import Wrapped, conv, every_bare_method, every_method, noisy, ordinary, run, same, scores
 
-FEDERATIONS: dict[str, Callable[..., Any]] = {"sequential": Sequential}
+FEDERATIONS: dict[str, Callable[..., Any]] = {"sequential": Sequential, "threaded": partial(Threaded, workers=3)}
+NETS = {"which draws": noisy, "which draws nothing": conv}
 
 
 class Backwards(Wrapped):
@@ -24,11 +27,12 @@ def assert_same_bits(done, reference):
     assert same(scores(done), reference.scores)
 
 
+@pytest.mark.parametrize("net", NETS.values(), ids=NETS)
 @pytest.mark.parametrize("federation", FEDERATIONS.values(), ids=FEDERATIONS)
 @every_method
-def test_a_federation_gives_the_same_bits_as_clients_one_by_one(algorithm, federation):
+def test_a_federation_gives_the_same_bits_as_clients_one_by_one(algorithm, federation, net):
     """And clients one by one give the same bits when they run again."""
-    assert_same_bits(run(algorithm, federation=federation), ordinary(algorithm))
+    assert_same_bits(run(algorithm, federation=federation, net=net), ordinary(algorithm, net=net))
 
 
 @every_method

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
 from fedlag.federation.work import HELD_OUT, ClientWork, Source
 from fedlag.flow import Client, Letter, Message, Reply, Scores
 from fedlag.round import Task, client_evaluate, client_round
+
+T = TypeVar("T")
+One = Callable[[Task, int], T]  # what one client does
 
 
 class Sequential:
@@ -24,28 +28,38 @@ class Sequential:
     def train(
         self, message: Message, letters: Mapping[int, Letter], scored: Sequence[str] = HELD_OUT
     ) -> Iterator[tuple[int, Reply | Exception]]:
-        for client, letter in letters.items():
+        def one(task: Task, client: int) -> tuple[Client, Reply | Exception]:
             work = ClientWork(self.source, self.seed, message.round, client, tuple(scored))
-            known = self._clients.get(client, Client())
-            with one_thread():
-                self._clients[client], reply = client_round(self.task, message, letter, known, work)
+            return client_round(task, message, letters[client], self._known(client), work)
+
+        for client, (kept, reply) in self._each(one, letters):
+            self._clients[client] = kept
             yield client, reply
 
     def evaluate(
         self, message: Message, letters: Mapping[int, Letter], stage: str = "personal"
     ) -> Iterator[tuple[int, Scores]]:
-        for client, letter in letters.items():
+        def one(task: Task, client: int) -> Scores:
             work = ClientWork(self.source, self.seed, message.round, client)
-            known = self._clients.get(client, Client())
-            with one_thread():
-                scores = client_evaluate(self.task, message, letter, known, work, stage)
-            yield client, scores
+            return client_evaluate(task, message, letters[client], self._known(client), work, stage)
+
+        return self._each(one, letters)
 
     def clients(self) -> dict[int, Client]:
         return dict(self._clients)
 
     def restore(self, clients: Mapping[int, Client]) -> None:
         self._clients = dict(clients)
+
+    def _known(self, client: int) -> Client:
+        return self._clients.get(client, Client())
+
+    def _each(self, one: One[T], clients: Iterable[int]) -> Iterator[tuple[int, T]]:
+        """What every client does, as they come."""
+        for client in clients:
+            with one_thread():
+                done = one(self.task, client)
+            yield client, done
 
 
 @contextmanager

@@ -1,0 +1,78 @@
+"""Clients on every core of this machine: the bits of one after another."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from queue import SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from fedlag.federation.sequential import One, Sequential
+from fedlag.federation.work import Source
+from fedlag.net import Model
+from fedlag.randomness import draws
+from fedlag.round import Task
+
+T = TypeVar("T")
+
+
+class Threaded(Sequential):
+    """A worker on every core, each with one intra-op thread and a network of its own; clients are taken longest first.
+
+    A free worker takes the next client, so ragged clients leave no core idle. Networks that draw random numbers while
+    they train, as dropout does, take turns: PyTorch has one generator.
+    """
+
+    def __init__(self, task: Task, source: Source, seed: int, workers: int | None = None) -> None:
+        super().__init__(task, source, seed)
+        self.workers = workers or cores()
+        self._pool = ThreadPoolExecutor(self.workers, "fedlag", initializer=torch.set_num_threads, initargs=(1,))
+        self._idle = SimpleQueue[Task]()
+        self._sizes: dict[int, int] = {}
+        self._draws: bool | None = None
+
+    def _each(self, one: One[T], clients: Iterable[int]) -> Iterator[tuple[int, T]]:
+        order = sorted(clients, key=self._size, reverse=True)
+        if self._draws is None and order:
+            self._hire(order[0])
+        before = torch.get_rng_state()
+        running = {self._pool.submit(self._with_idle, one, client): client for client in order}
+        try:
+            for future in as_completed(running):
+                yield running.pop(future), future.result()
+        finally:
+            for future in running:
+                future.cancel()
+        if not (self._draws or torch.equal(before, torch.get_rng_state())):
+            raise RuntimeError(
+                f"{type(self.task.algorithm).__name__} draws from PyTorch's own generator, of which there is one for "
+                "all threads; use federation = 'sequential', or draw from a generator seeded by local.work.seed(…)."
+            )
+
+    def _with_idle(self, one: One[T], client: int) -> T:
+        task = self._idle.get()
+        try:
+            return one(task, client)
+        finally:
+            self._idle.put(task)
+
+    def _hire(self, client: int) -> None:
+        """A task with a network of its own for every worker: what a network is doing is noted on its modules."""
+        self._draws = draws(self.task.model, self.source(client, "train").x[:2])
+        for _ in range(self.workers):
+            model = Model(self.task.model.net)
+            self._idle.put(dataclasses.replace(self.task, model=model, draws=self._draws))
+
+    def _size(self, client: int) -> int:
+        if client not in self._sizes:
+            self._sizes[client] = len(self.source(client, "train").y)
+        return self._sizes[client]
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
