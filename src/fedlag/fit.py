@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedlag import tree
-from fedlag.algorithm import Phase
+from fedlag.algorithm import Algorithm, Phase
 from fedlag.flow import Batch, Local
+from fedlag.optim.sgd import SGD, InPlace
 from fedlag.tree import Params
 
 if TYPE_CHECKING:
@@ -34,11 +35,15 @@ def fit(
     """
     algorithm, training = task.algorithm, task.training
     stream, steps = local.work.stream(purpose), 0
+    overwrites = loss is not None or type(algorithm).step is Algorithm.step  # steps that nobody else may look back on
     for phase in phases:
         names = [name for name in task.trained if name in params and tree.matches(name, phase.pattern)]
         moving = [name for name in task.carried if name in params and tree.matches(name, phase.pattern)]
         optimizer = (phase.optimizer or training.optimizer).slowed(training.decay**local.message.round)
         state = optimizer.init(tree.select(params, names))
+        if overwrites and type(optimizer) is SGD:
+            params = {**params, **tree.map(torch.clone, tree.select(params, names))}
+            optimizer = InPlace.like(optimizer)
         within = local._replace(grad=partial(gradient, names, moving), optimizer=optimizer, fit=not_ready)
         for batch in stream.batches(training.batch, phase.epochs):
             task.model.train(names if len(batch.y) == 1 else [*names, *moving])  # one example has no variance

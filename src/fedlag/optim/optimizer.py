@@ -29,3 +29,10 @@ def moved(params: Params, direction: Params, alpha: float) -> Params:
         return dict(params)
     values = torch._foreach_add([params[name] for name in direction], list(direction.values()), alpha=alpha)
     return {**params, **dict(zip(direction, values, strict=True))}
+
+
+def move(params: Params, direction: Params, alpha: float) -> Params:
+    """The same in the memory of `params`, which must be yours alone."""
+    if direction:
+        torch._foreach_add_([params[name] for name in direction], list(direction.values()), alpha=alpha)
+    return params

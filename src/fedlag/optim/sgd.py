@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 from fedlag import check, tree
-from fedlag.optim.optimizer import moved
+from fedlag.optim.optimizer import move, moved
 from fedlag.tree import Params, Tree
 
 
@@ -31,7 +32,22 @@ class SGD:
         if self.momentum:
             grads = tree.add(grads, state["momentum"], alpha=self.momentum)
             state = {"momentum": grads}
-        return moved(params, grads, -self.lr), state
+        return self._moved(params, grads), state
 
-    def slowed(self, factor: float) -> SGD:
+    def slowed(self, factor: float) -> Self:
         return replace(self, lr=self.lr * factor)
+
+    def _moved(self, params: Params, direction: Params) -> Params:
+        return moved(params, direction, -self.lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlace(SGD):
+    """The same numbers in the same memory: `step` overwrites the parameters it moves, for whoever owns them."""
+
+    @classmethod
+    def like(cls, optimizer: SGD) -> InPlace:
+        return cls(**{field.name: getattr(optimizer, field.name) for field in fields(SGD)})
+
+    def _moved(self, params: Params, direction: Params) -> Params:
+        return move(params, direction, -self.lr)
