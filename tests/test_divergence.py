@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlag.divergence import CHUNK, analyze, conflict, gram, improvement, leave_one_out, rank
+from fedlag.divergence import CHUNK, PANEL, analyze, conflict, gram, improvement, leave_one_out, rank
 from fedlag.errors import InputError
 
 THRESHOLDS = [0.0, -0.1, -0.3, -0.6, -0.99]
@@ -235,6 +235,23 @@ def test_layers_may_be_stacks_of_any_shape_or_streams_of_blocks():
     assert torch.allclose(found["scalar"].gram, torch.outer(h[:, 0], h[:, 0]))
 
 
+@pytest.mark.parametrize("clients", [3, PANEL, PANEL + 1, 2 * PANEL + 3])
+def test_clients_may_come_as_tensors_of_their_own(clients):
+    h = random(clients, CHUNK + 5, dtype=torch.float32)
+    apart = [row.clone().view(-1, 1) for row in h]
+    found = analyze({"together": h, "apart": [apart], "in parts": [[row[:9] for row in h], h[:, 9:]]})
+    assert torch.equal(found["apart"].gram, found["together"].gram)
+    assert torch.equal(found["apart"].gram, found["apart"].gram.T)
+    exact = h.double() @ h.double().T
+    for conflicts in found.values():
+        assert (conflicts.gram - exact).abs().max() < 1e-6 * exact.diagonal().max()
+
+
+def test_the_product_of_a_pair_does_not_hang_on_who_else_is_there():
+    h = random(2 * PANEL, 1000)
+    assert torch.allclose(gram([h])[-3:, -3:], gram([h[-3:]]), rtol=1e-12)
+
+
 def test_a_block_is_let_go_before_the_next_is_asked_for():
     given = []
 
@@ -293,6 +310,10 @@ def test_values_that_are_not_finite_are_refused_naming_the_layer_and_the_client(
         (torch.ones(3, 4, dtype=torch.int64), r"torch.int64 of shape \(3, 4\)"),
         (torch.ones(0, 4), r"of shape \(0, 4\)"),
         (torch.tensor(1.0), r"of shape \(\)"),
+        ([[]], "lists no tensors"),
+        ([[torch.ones(2), torch.ones(3)]], r"lists torch.float32 of shape \(2,\) and torch.float32 of shape \(3,\)"),
+        ([[torch.ones(2), torch.ones(2).double()]], "torch.float32 .* and torch.float64"),
+        ([[torch.ones(2, dtype=torch.int32)] * 2], "torch.int32"),
     ],
 )
 def test_what_is_not_one_row_of_numbers_for_each_client_is_refused(layer, message):

@@ -6,15 +6,21 @@ Everything here is read off one matrix per layer: G = H Hᵀ, the inner products
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlag.errors import InputError
+from fedlag.kernels import fast_products
 
-CHUNK = 65_536  # columns multiplied at once
+CHUNK = 32_768  # columns multiplied at once
+PANEL = 64  # clients whose products with all later ones are taken at once; those with earlier ones are known by then
+
+Block = Tensor | Sequence[Tensor]
+"""Updates (clients, *shape) of a layer or a part of it; or one tensor of the same shape for each client."""
+
 STILL = 1e-12  # a client whose update is no longer than this did not move, and conflicts with nobody
 
 
@@ -31,10 +37,11 @@ class Conflict(NamedTuple):
     client_improvement: Tensor  # (clients,), |h_u|² - <h_u, mean h>; either sign, mean equal to `improvement`
 
 
-def analyze(updates: Mapping[str, Tensor | Iterable[Tensor]], xi: float = 0.0) -> dict[str, Conflict]:
+def analyze(updates: Mapping[str, Tensor | Iterable[Block]], xi: float = 0.0) -> dict[str, Conflict]:
     """Conflicts of every layer.
 
-    updates: layer -> the clients' updates (clients, *shape), or an iterable of such blocks that together are the layer.
+    updates: layer -> the clients' updates (clients, *shape), or an iterable of blocks that together are the layer. A
+    block is such a tensor, or a list with one tensor for each client. Of an iterable no more than a block is held.
     xi: a pair of clients conflicts if its cosine is below this; -1 < xi <= 0.
     """
     return {name: conflict(_layer_gram(name, layer), xi) for name, layer in updates.items()}
@@ -63,10 +70,10 @@ def conflict(gram: Tensor, xi: float = 0.0) -> Conflict:
 
 
 @torch.no_grad()
-def gram(blocks: Iterable[Tensor]) -> Tensor:
+def gram(blocks: Iterable[Block]) -> Tensor:
     """Inner products of the clients' updates, (clients, clients) in float64, summed over the blocks.
 
-    blocks: (clients, *shape) each, of any floating dtype and sizes, with the same clients in the same order.
+    blocks: of any floating dtype and sizes, with the same clients in the same order.
     Products are taken in float32 (relative error about 1e-6), or in float64 for blocks of float64.
     """
     total: Tensor | None = None
@@ -122,31 +129,57 @@ def improvement(gram: Tensor, weights: Tensor | Sequence[float] | None = None) -
     return max(0.0, float(p @ gram.diagonal() - p @ gram @ p))
 
 
-def _layer_gram(name: str, updates: Tensor | Iterable[Tensor]) -> Tensor:
+def _layer_gram(name: str, updates: Tensor | Iterable[Block]) -> Tensor:
     try:
         return gram([updates] if isinstance(updates, Tensor) else updates)
     except InputError as error:
         raise InputError(f"Layer {name!r}: {error}") from error
 
 
-def _block_gram(block: Tensor) -> Tensor:
-    if not block.is_floating_point() or block.ndim == 0 or len(block) == 0:
-        raise InputError(
-            f"a block of updates is {block.dtype} of shape {tuple(block.shape)}; "
-            "give floating-point blocks of shape (clients, …)."
-        )
-    rows = block.reshape(len(block), -1)
-    product = _product(rows, precision(block.dtype))
+def _block_gram(block: Block) -> Tensor:
+    rows = _rows(block)
+    product = _product(rows, precision(rows[0].dtype))
     # Values beyond 1e19 are finite in float32, but their squares are not.
     return product if product.isfinite().all() else _product(rows, torch.float64)
 
 
-def _product(rows: Tensor, dtype: torch.dtype) -> Tensor:
+def _rows(block: Block) -> list[Tensor]:
+    """One flat row for each client."""
+    if isinstance(block, Tensor):
+        if not block.is_floating_point() or block.ndim == 0 or len(block) == 0:
+            raise InputError(
+                f"a block of updates is {block.dtype} of shape {tuple(block.shape)}; "
+                "give floating-point blocks of shape (clients, …)."
+            )
+        return list(block.reshape(len(block), -1))
+    forms = {f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in block}
+    if len(forms) != 1 or not block[0].is_floating_point():
+        raise InputError(
+            f"a block of updates lists {' and '.join(sorted(forms)) or 'no tensors'}; "
+            "give one floating-point tensor for each client, all of the same kind and shape."
+        )
+    return [tensor.reshape(-1) for tensor in block]
+
+
+def _product(rows: list[Tensor], dtype: torch.dtype) -> Tensor:
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for columns in torch.split(rows, CHUNK, dim=1):
-        columns = columns.to(dtype)
-        total += (columns @ columns.T).cpu()
-    return total
+    with fast_products():
+        for columns in _columns(rows, dtype):
+            for first in range(0, len(rows), PANEL):
+                panel = columns[first : first + PANEL] @ columns[first:].T
+                total[first : first + PANEL, first:] += panel.cpu()
+    return total.triu() + total.triu(1).T
+
+
+def _columns(rows: list[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
+    """The rows piece by piece, (clients, at most CHUNK), side by side in one place: that is faster to multiply."""
+    size = len(rows[0])
+    held = torch.empty(len(rows), min(CHUNK, size), dtype=dtype, device=rows[0].device)
+    for start in range(0, size, CHUNK):
+        columns = held[:, : size - start]
+        for line, row in zip(columns, rows, strict=True):
+            line.copy_(row[start : start + CHUNK])
+        yield columns
 
 
 def precision(dtype: torch.dtype) -> torch.dtype:
