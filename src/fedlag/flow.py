@@ -100,6 +100,9 @@ Scores = dict[str, Score]  # part ("validation", "test") -> score
 class Stream(Protocol):
     """One reproducible sequence of shuffled batches."""
 
+    @property
+    def examples(self) -> Batch: ...
+    def epochs(self, batch: int, epochs: int) -> Iterator[Tensor]: ...  # rows in their order, epoch after epoch
     def batches(self, batch: int, epochs: int) -> Iterator[Batch]: ...
 
 

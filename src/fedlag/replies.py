@@ -97,21 +97,13 @@ def _form(value: Any) -> Any:
 def _stack(round: int, order: Sequence[int], replies: dict[int, Reply]) -> Replies:
     chosen = [replies[client] for client in order]
 
-    def stacked(values: Sequence[Any]) -> Any:
-        first = values[0]
-        if isinstance(first, dict):
-            return {key: stacked([value[key] for value in values]) for key in first}
-        if isinstance(first, tuple):
-            return tree.like(first, [stacked(entries) for entries in zip(*values, strict=True)])
-        return torch.stack(list(values)) if isinstance(first, Tensor) else torch.tensor(values)
-
     return Replies(
         round=round,
         ids=tuple(order),
-        update=stacked([reply.update for reply in chosen]),
-        trained=stacked([reply.trained for reply in chosen]),
-        witness=stacked([reply.witness for reply in chosen]),
-        extra=stacked([reply.extra for reply in chosen]),
+        update=tree.stack([reply.update for reply in chosen]),
+        trained=tree.stack([reply.trained for reply in chosen]),
+        witness=tree.stack([reply.witness for reply in chosen]),
+        extra=tree.stack([reply.extra for reply in chosen]),
         examples=torch.tensor([reply.examples for reply in chosen]),
         steps=torch.tensor([reply.steps for reply in chosen]),
     )

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from fedlag import layers, tree
-from fedlag.algorithm import Algorithm, Training
+from fedlag.algorithm import Algorithm, Finish, Training
 from fedlag.divergence import Conflict
 from fedlag.errors import InputError
 from fedlag.fit import Fit, fit, gradient, not_ready
@@ -109,23 +109,47 @@ def client_round(
     A round that ends in numbers that are not finite leaves no trace, and the server must know: it would take the client
     for one that has what it trained.
     """
-    algorithm = task.algorithm
-    local = _settle(task, message, letter, client, work)
-    with _seeded(task, work, "train"):
-        local = _ready(task, local._replace(notes=algorithm.prepare(local)))
-        end, steps = local.fit(algorithm.receive(local), algorithm.phases(task.training.length), purpose="train")
-        memory, extra, contribution = algorithm.finish(local, end, steps)
-        witness = algorithm.personal.witness(local, end)
-    if not tree.finite((end, memory, extra, witness)):
+    with own_randomness(task, work, "train"):
+        local, params = client_begins(task, message, letter, client, work)
+        end, steps = local.fit(params, task.algorithm.phases(task.training.length), purpose="train")
+        ending = client_ends(task, local, end, steps)
+    return client_replies(task, client, local, ending)
+
+
+class Ending(NamedTuple):
+    """Where a participant's training ended, and what its method makes of that."""
+
+    params: Params
+    steps: int
+    finish: Finish
+    witness: Params
+
+
+def client_begins(task: Task, message: Message, letter: Letter, client: Client, work: Work) -> tuple[Local, Params]:
+    """A participant about to train, and where it starts."""
+    local = settle(task, message, letter, client, work)
+    local = _ready(task, local._replace(notes=task.algorithm.prepare(local)))
+    return local, task.algorithm.receive(local)
+
+
+def client_ends(task: Task, local: Local, end: Params, steps: int) -> Ending:
+    finish = task.algorithm.finish(local, end, steps)
+    return Ending(end, steps, finish, task.algorithm.personal.witness(local, end))
+
+
+def client_replies(task: Task, client: Client, local: Local, ending: Ending) -> tuple[Client, Reply | Exception]:
+    """What a participant keeps and tells. `client` is what it kept before."""
+    (memory, extra, contribution), end, message = ending.finish, ending.params, local.message
+    if not tree.finite((end, memory, extra, ending.witness)):
         return client, ArithmeticError("its training ended in numbers that are not finite")
     given = end if contribution is None else contribution
     reply = Reply(
         update=tree.sub(tree.select(given, told(task, message)), local.start),
         trained=tree.select(given, message.watched),
-        witness=tree.without(witness, message.personal - message.watched),
+        witness=tree.without(ending.witness, message.personal - message.watched),
         extra=tree.without(extra, message.personal - message.watched),
-        examples=len(work.examples("train").y),
-        steps=steps,
+        examples=len(local.work.examples("train").y),
+        steps=ending.steps,
         scores=score(task, local, end),
     )
     return Client(message.round, tree.select(end, task.kept), memory), reply
@@ -141,10 +165,10 @@ def client_evaluate(
 ) -> Scores:
     """How a client's own model does on its own held-out examples; or, for stage "global", the server's copy."""
     if stage == "global":
-        local = _settle(task, message, letter, Client(), work)
+        local = settle(task, message, letter, Client(), work)
         return score(task, local, local.start)
-    local = _settle(task, message, letter, client, work)
-    with _seeded(task, work, "tune"):
+    local = settle(task, message, letter, client, work)
+    with own_randomness(task, work, "tune"):
         return score(task, local, task.algorithm.personalize(local))
 
 
@@ -165,7 +189,7 @@ def _score(task: Task, local: Local, params: Params, examples: Batch) -> Score:
     return Score(correct / max(count, 1), loss / max(count, 1), count)
 
 
-def _settle(task: Task, message: Message, letter: Letter, client: Client, work: Work) -> Local:
+def settle(task: Task, message: Message, letter: Letter, client: Client, work: Work) -> Local:
     """What a client may look at: it starts from shared as received plus personal as kept.
 
     Copies made before a name last changed sides are void: the server's copy stands in for parameters, the initial
@@ -193,7 +217,7 @@ def _ready(task: Task, local: Local) -> Local:
     return local._replace(fit=partial(task.fit, task, local))
 
 
-def _seeded(task: Task, work: Work, purpose: str) -> AbstractContextManager[None]:
+def own_randomness(task: Task, work: Work, purpose: str) -> AbstractContextManager[None]:
     """Dropout and the like draw from a stream of this client and round, and disturb no other."""
     return seeded(work.seed(purpose)) if task.draws else nullcontext()
 

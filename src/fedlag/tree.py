@@ -7,7 +7,7 @@ Nothing here changes its arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -93,6 +93,36 @@ def renew(tree: Tree, fresh: Tree, names: Collection[str]) -> Tree:
         return tree
     renewed = {key: renew(value, fresh.get(key), names) for key, value in tree.items() if key not in names}
     return renewed | {key: value for key, value in fresh.items() if key in names}
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Trees of the same form as one, whose tensors and numbers have a first dimension more."""
+    one = trees[0]
+    if isinstance(one, dict):
+        if any(tree.keys() != one.keys() for tree in trees):
+            raise KeyError("trees of different forms cannot be stacked")
+        return {key: stack([tree[key] for tree in trees]) for key in one}
+    if isinstance(one, tuple):
+        return like(one, [stack(values) for values in zip(*trees, strict=True)])
+    return torch.stack(list(trees)) if isinstance(one, Tensor) else torch.tensor(trees)
+
+
+def first(tree: Tree, count: int) -> Tree:
+    """The first entries of every tensor in the tree."""
+    if isinstance(tree, dict):
+        return {key: first(value, count) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return like(tree, [first(value, count) for value in tree])
+    return tree[:count] if isinstance(tree, Tensor) else tree
+
+
+def own(tree: Tree) -> Tree:
+    """The tree with a copy of every tensor that is a view of a larger one, which it would keep from being freed."""
+    if isinstance(tree, dict):
+        return {key: own(value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return like(tree, [own(value) for value in tree])
+    return tree.clone() if isinstance(tree, Tensor) and tree.untyped_storage().nbytes() > tree.nbytes else tree
 
 
 def leaves(tree: Tree) -> Iterable[Any]:

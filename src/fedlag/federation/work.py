@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedlag.algorithm import Steps
 from fedlag.flow import Batch
@@ -53,15 +53,14 @@ class Shuffled:
     generator: np.random.Generator
 
     def batches(self, batch: int, epochs: int) -> Iterator[Batch]:
-        if isinstance(epochs, Steps):
-            return islice(self._endless(batch), int(epochs))
-        return (one for _ in range(epochs) for one in self._epoch(batch))
+        for order in self.epochs(batch, epochs):
+            x, y = self.examples.x[order], self.examples.y[order]
+            yield from map(Batch, torch.split(x, batch), torch.split(y, batch))
 
-    def _epoch(self, batch: int) -> Iterator[Batch]:
-        order = torch.from_numpy(self.generator.permutation(len(self.examples.y)))
-        x, y = self.examples.x[order], self.examples.y[order]
-        return map(Batch, torch.split(x, batch), torch.split(y, batch))
-
-    def _endless(self, batch: int) -> Iterator[Batch]:
-        while True:
-            yield from self._epoch(batch)
+    def epochs(self, batch: int, epochs: int) -> Iterator[Tensor]:
+        """The rows of every epoch in their order; of the last one only those of the batches that are asked for."""
+        count = len(self.examples.y)
+        each = max(1, -(-count // batch))
+        steps = int(epochs) if isinstance(epochs, Steps) else epochs * each
+        for left in range(steps, 0, -each):
+            yield torch.from_numpy(self.generator.permutation(count))[: left * batch]

@@ -1,0 +1,193 @@
+"""Many clients' training on a dense model at once: every step is one for all who still have one to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedlag import tree
+from fedlag.algorithm import Algorithm, Phase
+from fedlag.federation.dense import Dense, Slope
+from fedlag.flow import Batch, Client, Letter, Local, Stream
+from fedlag.optim import SGD, Optimizer
+from fedlag.round import Task
+from fedlag.tree import Params, Tree
+
+BLOCK = 8  # steps whose examples are gathered at once: few enough to be in the cache still when they are used
+
+Correct = Callable[[Params, Params, int], Params]  # stacked parameters and gradients, number of the step -> gradients
+
+
+class Plan(NamedTuple):
+    """One client's batches in a phase, all made equally long."""
+
+    rows: Tensor  # (steps, batch) of its examples; 0 where a batch is shorter
+    shares: Tensor  # (steps, batch): of every example in the mean over its batch; 0 for what was added
+
+
+class NotTogetherError(Exception):
+    """These clients must train one by one; says why."""
+
+
+def fit_together(
+    task: Task, dense: Dense, locals: Sequence[Local], starts: Sequence[Params], phases: Sequence[Phase], purpose: str
+) -> list[tuple[Params, int]]:
+    """What `fit` gives each of these clients, who come in the order of how many examples they have, most first."""
+    training = task.training
+    streams = [local.work.stream(purpose) for local in locals]
+    params = tree.stack(starts)
+    taken = torch.zeros(len(locals), dtype=torch.int64)
+    for phase in phases:
+        plans = [plan(stream, training.batch, phase.epochs) for stream in streams]
+        names = frozenset(name for name in task.trained if tree.matches(name, phase.pattern))
+        optimizer = (phase.optimizer or training.optimizer).slowed(training.decay ** locals[0].message.round)
+        if names:
+            correct = _corrector(task.algorithm, locals, optimizer, taken)
+            with torch.no_grad():
+                _train(dense, params, [stream.examples for stream in streams], plans, names, optimizer, correct)
+        taken = taken + torch.tensor([len(one.rows) for one in plans])
+    ends = [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]
+    return list(zip(ends, taken.tolist(), strict=True))
+
+
+def plan(stream: Stream, batch: int, epochs: int) -> Plan:
+    rows, sizes = [torch.empty(0, batch, dtype=torch.int64)], list[int]()
+    for order in stream.epochs(batch, epochs):
+        steps = -(-len(order) // batch)
+        rows.append(functional.pad(order, (0, steps * batch - len(order))).view(steps, batch))
+        sizes += [batch] * (steps - 1) + [len(order) - (steps - 1) * batch]
+    counts = torch.tensor(sizes, dtype=torch.int64).unsqueeze(1)
+    return Plan(torch.cat(rows), (torch.arange(batch) < counts) / counts.double())
+
+
+def _train(
+    dense: Dense,
+    params: Params,
+    examples: Sequence[Batch],
+    plans: Sequence[Plan],
+    names: frozenset[str],
+    optimizer: Optimizer,
+    correct: Correct | None,
+) -> None:
+    """One phase; `params` are stacked, and changed."""
+    clients, now, state = len(plans), params, optimizer.init(tree.select(params, names))
+    for number, (x, shares, targets) in enumerate(_batches(examples, plans, params[dense.layers[-1].weight][:, :, 0])):
+        if len(x) < clients:
+            clients = len(x)
+            _put(params, now)
+            now, state = tree.first(now, len(x)), tree.first(state, len(x))
+        outputs = dense.outputs(now, x)
+        slopes = dense.slopes(now, outputs, outputs[-1].softmax(2).mul_(shares).sub_(targets), names)
+        inputs = [x, *outputs]
+        if isinstance(optimizer, SGD) and not optimizer.momentum and correct is None:
+            _descend(now, inputs, slopes, names, optimizer)
+        else:
+            grads: Params = {}
+            for layer, place, slope in slopes:
+                grads |= {layer.weight: torch.bmm(slope.mT, inputs[place])} if layer.weight in names else {}
+                grads |= {layer.bias: slope.sum(1)} if layer.bias in names else {}
+            grads = correct(now, grads, number) if correct else grads
+            now, state = optimizer.step(now, grads, state)
+    _put(params, now)
+
+
+def _descend(
+    params: Params, inputs: Sequence[Tensor], slopes: Iterator[Slope], names: frozenset[str], optimizer: SGD
+) -> None:
+    """A step of plain SGD in place, without gradients ever standing anywhere."""
+    keep = 1 - optimizer.lr * optimizer.weight_decay
+    for layer, place, slope in slopes:
+        if layer.weight in names:
+            params[layer.weight].baddbmm_(slope.mT, inputs[place], beta=keep, alpha=-optimizer.lr)
+        if layer.bias in names:
+            params[layer.bias].mul_(keep).sub_(slope.sum(1), alpha=optimizer.lr)
+
+
+def _batches(examples: Sequence[Batch], plans: Sequence[Plan], like: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Step after step, for all clients that take it: x (clients, batch, inputs); every example's share in its batch
+    (clients, batch, 1); and that share in the place of its class (clients, batch, classes).
+
+    like: (clients, classes), of the type of the parameters.
+    """
+    batch = plans[0].rows.shape[1]
+    flat = [x.flatten(1) for x, _ in examples]
+    size = min(BLOCK, len(plans[0].rows)) * batch
+    x = like.new_empty(len(plans), size, flat[0].shape[1])
+    y, shares = torch.zeros(len(plans), size, 1, dtype=torch.int64), like.new_zeros(len(plans), size, 1)
+    for first in range(0, len(plans[0].rows), BLOCK):
+        left = [len(one.rows) - first for one in plans]
+        for client in range(sum(steps > 0 for steps in left)):
+            rows = plans[client].rows[first : first + BLOCK].flatten()
+            torch.index_select(flat[client], 0, rows, out=x[client, : len(rows)])
+            y[client, : len(rows), 0] = examples[client].y[rows]
+            shares[client, : len(rows), 0] = plans[client].shares[first : first + BLOCK].flatten()
+        targets = like.new_zeros(len(plans), size, like.shape[1]).scatter_(2, y, shares)
+        for step in range(min(BLOCK, left[0])):
+            taking, now = sum(steps > step for steps in left), slice(step * batch, (step + 1) * batch)
+            yield x[:taking, now], shares[:taking, now], targets[:taking, now]
+
+
+def _put(all: Params, some: Params) -> None:
+    """Write the values of the first clients in place."""
+    for name, value in some.items():
+        if value.data_ptr() != all[name].data_ptr():
+            all[name][: len(value)] = value
+
+
+def _corrector(algorithm: Algorithm, locals: Sequence[Local], optimizer: Optimizer, taken: Tensor) -> Correct | None:
+    """The algorithm's `correct` for stacked parameters; None where there is nothing to correct."""
+    if type(algorithm).correct is Algorithm.correct:
+        return None
+
+    def one(own: Own, params: Params, grads: Params, number: Tensor) -> Params:
+        local = locals[0]
+        local = local._replace(
+            start=own.start,
+            notes=own.notes,
+            client=own.client._replace(params=UNSTACKED),
+            letter=Letter(UNSTACKED, own.letter),
+            work=UNSTACKED,
+            number=cast(int, number),
+            optimizer=optimizer,
+        )
+        return algorithm.correct(local, params, grads)
+
+    own = [Own(local.start, local.notes, local.client._replace(params={}), local.letter.extra) for local in locals]
+    try:
+        every = tree.stack(own)
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise NotTogetherError(f"what clients look at has different forms: {error}") from error
+
+    def correct(params: Params, grads: Params, number: int) -> Params:
+        count = len(next(iter(params.values())))
+        try:
+            return torch.func.vmap(one)(tree.first(every, count), params, grads, taken[:count] + number)
+        except Exception as error:
+            raise NotTogetherError(f"its `correct` cannot be asked for many clients at once: {error}") from error
+
+    return correct
+
+
+class Own(NamedTuple):
+    """What is a client's own of all it may look at."""
+
+    start: Params
+    notes: Tree
+    client: Client
+    letter: Tree
+
+
+class _Unstacked:
+    """In the place of what has another form for every client: whoever looks at it cannot train many at once."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise NotTogetherError("it looks at what has another form for every client")
+
+    __getitem__ = __iter__ = __len__ = __contains__ = __bool__ = __getattribute__
+
+
+UNSTACKED: Any = _Unstacked()
