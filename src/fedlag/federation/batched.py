@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, cast
-
-import torch
 
 from fedlag import tree
 from fedlag.algorithm import Algorithm
@@ -15,6 +11,7 @@ from fedlag.federation.dense import Dense, chain
 from fedlag.federation.sequential import Sequential, one_thread
 from fedlag.federation.together import NotTogetherError, fit_together
 from fedlag.federation.work import HELD_OUT, ClientWork, Source
+from fedlag.federation.workers import cores, pool
 from fedlag.flow import Client, Letter, Local, Message, Reply
 from fedlag.optim import SGD, Adagrad, Adam, Yogi
 from fedlag.round import Task, client_begins, client_ends, client_replies, own_randomness
@@ -60,7 +57,7 @@ class Batched(Sequential):
         self.obstacle = obstacle(task)
         self.chain = chain(task.model)
         self.workers = workers or cores()
-        self._pool = ThreadPoolExecutor(self.workers, "fedlag", initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = pool(self.workers)
 
     def train(
         self, message: Message, letters: Mapping[int, Letter], scored: Sequence[str] = HELD_OUT
@@ -123,8 +120,3 @@ def cohorts(sizes: Mapping[int, int]) -> list[list[int]]:
         made[before * pieces // total].append(client)
         before += sizes[client]
     return [cohort for cohort in made if cohort]
-
-
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

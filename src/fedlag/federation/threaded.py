@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -13,6 +12,7 @@ import torch
 
 from fedlag.federation.sequential import One, Sequential
 from fedlag.federation.work import Source
+from fedlag.federation.workers import cores, pool
 from fedlag.net import Model
 from fedlag.randomness import draws
 from fedlag.round import Task
@@ -30,7 +30,7 @@ class Threaded(Sequential):
     def __init__(self, task: Task, source: Source, seed: int, workers: int | None = None) -> None:
         super().__init__(task, source, seed)
         self.workers = workers or cores()
-        self._pool = ThreadPoolExecutor(self.workers, "fedlag", initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = pool(self.workers)
         self._idle = SimpleQueue[Task]()
         self._sizes: dict[int, int] = {}
         self._draws: bool | None = None
@@ -71,8 +71,3 @@ class Threaded(Sequential):
         if client not in self._sizes:
             self._sizes[client] = len(self.source(client, "train").y)
         return self._sizes[client]
-
-
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
