@@ -61,7 +61,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 
 SETTINGS = (
-    *("algorithm", "seed", "rounds", "evaluate_every", "sampling.fraction"),
+    *("algorithm", "seed", "rounds", "evaluate_every", "federation", "sampling.fraction"),
     *("personal.k", "personal.xi", "personal.warmup", "personal.mode", "personal.unit", "personal.norm"),
     *("data.name", "data.root", "data.clients", "data.split", "data.alpha", "data.seed", "data.limit"),
     *("model.name", "model.norm", "model.hidden"),
@@ -70,6 +70,7 @@ SETTINGS = (
 
 changes = click.argument("changes", nargs=-1, callback=_changes, metavar="[EXPERIMENT.toml] [KEY=VALUE]...",
                          shell_complete=_complete)  # fmt: skip
+on_cores = click.option("--workers", type=click.IntRange(1), help="Cores to use; all of them unless given.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a machine to read.")
 
 
@@ -127,8 +128,9 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The run's directory; named by method, seed and hash unless given."
 )
+@on_cores
 @as_json
-def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, as_json: bool) -> None:
+def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
     """Run one experiment; an interrupted one goes on from its last checkpoint.
 
     \b
@@ -140,21 +142,22 @@ def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, as_json: 
     source, overrides = changes
     one = experiment.load(source or {}, *overrides)
     with console.watching([one], quiet=as_json) as watch:
-        folder = execution.execute(one, out, lambda event: watch(one, event))
+        folder = execution.execute(one, out, lambda event: watch(one, event), workers)
     _show([folder], as_json)
 
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path), metavar="RUN")
+@on_cores
 @as_json
-def resume(folder: Path, as_json: bool) -> None:
+def resume(folder: Path, workers: int | None, as_json: bool) -> None:
     """Continue an interrupted run from its last checkpoint, to the same bits as if it had never stopped."""
     from fedlag import console, execution, experiment
 
     execution.must_be_a_run(folder)
     one = experiment.load(folder / "experiment.toml")
     with console.watching([one], quiet=as_json) as watch:
-        execution.execute(one, folder, lambda event: watch(one, event))
+        execution.execute(one, folder, lambda event: watch(one, event), workers)
     _show([folder], as_json)
 
 

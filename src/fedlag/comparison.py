@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -14,6 +13,7 @@ from typing import Any
 from fedlag import results
 from fedlag.execution import RUNS, Event, execute
 from fedlag.experiment import Experiment
+from fedlag.federation.workers import cores
 from fedlag.files import write_atomically
 
 Watch = Callable[[Experiment, Event], None]
@@ -33,7 +33,7 @@ def compare(
     """
     folder = Path(folder)
     places = [folder / one.folder for one in experiments]
-    _run_all(list(zip(experiments, places, strict=True)), workers or os.cpu_count() or 1, watch)
+    _run_all(list(zip(experiments, places, strict=True)), workers or cores(), watch)
     comparison = results.compare([results.read(place) for place in places])
     report = {"verdict": results.verdict(comparison), "methods": results.rows(comparison)}
     write_atomically(folder / "comparison.json", (json.dumps(report, indent=2) + "\n").encode())
@@ -42,14 +42,18 @@ def compare(
 
 def _run_all(work: list[tuple[Experiment, Path]], workers: int, watch: Watch) -> None:
     """In fresh processes; what they write to events.jsonl is passed to `watch` as it comes."""
-    if workers == 1 or len(work) == 1:
+    processes = min(workers, len(work))
+    each = max(1, cores() // max(processes, 1))
+    if processes <= 1:
         for experiment, place in work:
-            execute(experiment, place, lambda event, one=experiment: watch(one, event))  # type: ignore[misc]
+            execute(experiment, place, lambda event, one=experiment: watch(one, event), each)  # type: ignore[misc]
         return
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(min(workers, len(work)), mp_context=context) as pool:
-        waiting = {pool.submit(execute, experiment, place): (experiment, place) for experiment, place in work}
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        waiting = {
+            pool.submit(execute, experiment, place, workers=each): (experiment, place) for experiment, place in work
+        }
         read = dict.fromkeys((place for _, place in work), 0)
         try:
             while waiting:

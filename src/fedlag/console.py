@@ -50,6 +50,10 @@ def watching(experiments: Sequence[Experiment], quiet: bool = False) -> Iterator
     reached = {one.hash: 0 for one in experiments}
 
     def watch(experiment: Experiment, event: dict[str, Any]) -> None:
+        if event["type"] == "started":
+            if len(lines) == 1:
+                say(f"{event['name'].capitalize()}: {event['why']}.")
+            return
         progress.start()  # not before there is something to show: a refusal should stand alone
         line = lines[experiment.title]
         number = experiment.rounds if event["type"] == "finished" else event["round"]

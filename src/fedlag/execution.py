@@ -24,7 +24,8 @@ from fedlag.data.federated import Federated, Part, federate
 from fedlag.errors import InputError
 from fedlag.experiment import Experiment, load
 from fedlag.federation import Federation
-from fedlag.federation.sequential import Sequential, one_thread
+from fedlag.federation.choice import Choice, choose, make
+from fedlag.federation.sequential import one_thread
 from fedlag.federation.work import HELD_OUT, Source
 from fedlag.files import write_atomically
 from fedlag.flow import Batch, Scores, Server
@@ -50,51 +51,64 @@ class Prepared:
     task: Task
     server: Server
     federation: Federation
+    choice: Choice
     sampling: Sampling
 
 
-def prepare(experiment: Experiment) -> Prepared:
-    """Load and divide the data, build the model, ask the algorithm how it begins."""
+def prepare(experiment: Experiment, workers: int | None = None) -> Prepared:
+    """Load and divide the data, build the model, ask the algorithm how it begins, choose who trains.
+
+    workers: cores to use; all unless given. Results don't depend on it.
+    """
     federated = federate(experiment.data)
-    choice = experiment.model
+    model = experiment.model
     net = nets.build(
-        choice.name,
+        model.name,
         federated.dataset.x.shape[1:],
         federated.dataset.classes,
-        norm=choice.norm,
-        hidden=choice.hidden,
-        shortcut=choice.shortcut,
+        norm=model.norm,
+        hidden=model.hidden,
+        shortcut=model.shortcut,
         seed=experiment.seed,
     )
     task, server = begin(experiment.algorithm, Model(net), experiment.training, federated.clients, experiment.seed)
     source, sampling = _own(federated), experiment.sampling
     if experiment.algorithm.pooled:
         source, sampling = _pooled(federated), Sampling(fraction=1 / federated.clients)
-    return Prepared(federated, task, server, Sequential(task, source, experiment.seed), sampling)
+    choice = choose(experiment.federation, task, source, workers)
+    federation = make(choice, task, source, experiment.seed)
+    return Prepared(federated, task, server, federation, choice, sampling)
 
 
-def execute(experiment: Experiment, folder: Path | str | None = None, notify: Notify = lambda event: None) -> Path:
+def execute(
+    experiment: Experiment,
+    folder: Path | str | None = None,
+    notify: Notify = lambda event: None,
+    workers: int | None = None,
+) -> Path:
     """Run to the end into `folder` (by default one named by method, seed and hash) and return it.
 
     A directory that holds an interrupted run of the same experiment is continued from its last checkpoint, to the
     same bits as if it had never stopped; a finished one is left as it is.
     """
     folder = RUNS / experiment.folder if folder is None else Path(folder)
-    parts = None if (folder / "manifest.json").exists() else prepare(experiment)  # may refuse: nothing is written yet
+    parts = (
+        None if (folder / "manifest.json").exists() else prepare(experiment, workers)
+    )  # may refuse: nothing is written yet
     with _only_writer(folder):
         manifest = _claim(folder, experiment)
         if manifest.get("finished"):
             notify({"type": "finished", "folder": str(folder), "seconds": manifest["seconds"]})
             return folder
         with one_thread():
-            _work(experiment, parts or prepare(experiment), folder, manifest, notify)
+            _work(experiment, parts or prepare(experiment, workers), folder, manifest, notify)
     return folder
 
 
-def resume(folder: Path | str, notify: Notify = lambda event: None) -> Path:
+def resume(folder: Path | str, notify: Notify = lambda event: None, workers: int | None = None) -> Path:
     """Continue an interrupted run; its directory knows its experiment."""
     must_be_a_run(folder)
-    return execute(load(Path(folder) / "experiment.toml"), folder, notify)
+    return execute(load(Path(folder) / "experiment.toml"), folder, notify, workers)
 
 
 def must_be_a_run(folder: Path | str) -> None:
@@ -103,6 +117,9 @@ def must_be_a_run(folder: Path | str) -> None:
 
 
 def _work(experiment: Experiment, parts: Prepared, folder: Path, manifest: Event, notify: Notify) -> None:
+    manifest = {**manifest, "federation": parts.choice._asdict()}
+    _write_json(folder / "manifest.json", manifest)
+    notify({"type": "started", **manifest["federation"]})
     saved = checkpoint.load(folder, experiment.hash, parts.server)
     server = parts.server
     if saved:

@@ -18,6 +18,7 @@ from fedlag.algorithm import Algorithm, Training
 from fedlag.config import KINDS, Table, class_of, make_dataclass, make_kind, table
 from fedlag.data.settings import Data
 from fedlag.errors import InputError, unknown
+from fedlag.federation.choice import NAMES as FEDERATIONS
 from fedlag.lag import LAG
 from fedlag.nets import choose
 from fedlag.official import Official
@@ -80,6 +81,7 @@ class Experiment:
     seed: int = 0  # of initial weights, sampling and shuffles; the partition has its own, data.seed
     rounds: int = 100
     evaluate_every: int = 1
+    federation: str = "auto"  # how clients are trained on this machine
     data: Data = field(default_factory=Data)
     model: Architecture = field(default_factory=Architecture)
     training: Training = field(default_factory=Training)
@@ -89,6 +91,7 @@ class Experiment:
         check.count("seed", self.seed)
         check.count("rounds", self.rounds, least=1)
         check.count("evaluate_every", self.evaluate_every, least=1)
+        check.one_of("federation", self.federation, FEDERATIONS)
 
     @property
     def title(self) -> str:

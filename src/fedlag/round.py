@@ -17,7 +17,9 @@ from fedlag.divergence import Conflict
 from fedlag.errors import InputError
 from fedlag.fit import Fit, fit, gradient, not_ready
 from fedlag.flow import Batch, Client, Letter, Local, Message, Replies, Reply, Score, Scores, Server, Work
+from fedlag.kernels import prefer_fast_products
 from fedlag.layers import Anatomy
+from fedlag.memory import keep_what_is_freed
 from fedlag.net import Model
 from fedlag.personal import Nothing
 from fedlag.randomness import seeded
@@ -46,6 +48,8 @@ class Task:
 
 def begin(algorithm: Algorithm, model: Model, training: Training, clients: int, seed: int) -> tuple[Task, Server]:
     """The task, and the server before the first round."""
+    prefer_fast_products()
+    keep_what_is_freed()
     params = model.init()
     extension = algorithm.extend(model, params, seed)
     trained = (*model.parameter_names, *extension.trained)
