@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -25,13 +25,14 @@ from fedlag.errors import InputError
 from fedlag.experiment import Experiment, load
 from fedlag.federation import Federation
 from fedlag.federation.choice import Choice, choose, make
-from fedlag.federation.sequential import one_thread
+from fedlag.federation.sequential import Sequential, one_thread
 from fedlag.federation.work import HELD_OUT, Source
 from fedlag.files import write_atomically
 from fedlag.flow import Batch, Scores, Server
 from fedlag.net import Model
 from fedlag.round import Task, begin
 from fedlag.run import Round, Sampling, evaluate, rounds
+from fedlag.store import FILE, Store, wanted
 from fedlag.tables import Tables
 from fedlag.tables import candidates as candidate_layers
 
@@ -100,8 +101,9 @@ def execute(
         if manifest.get("finished"):
             notify({"type": "finished", "folder": str(folder), "seconds": manifest["seconds"]})
             return folder
-        with one_thread():
-            _work(experiment, parts or prepare(experiment, workers), folder, manifest, notify)
+        parts = parts or prepare(experiment, workers)
+        with one_thread(), _store(experiment, parts, folder) as store:
+            _work(experiment, parts, folder, manifest, notify, store)
     return folder
 
 
@@ -116,15 +118,18 @@ def must_be_a_run(folder: Path | str) -> None:
         raise InputError(f"{folder} is not a run: it has no experiment.toml. `fedlag list runs` shows what there is.")
 
 
-def _work(experiment: Experiment, parts: Prepared, folder: Path, manifest: Event, notify: Notify) -> None:
+def _work(
+    experiment: Experiment, parts: Prepared, folder: Path, manifest: Event, notify: Notify, store: Store | None
+) -> None:
     manifest = {**manifest, "federation": parts.choice._asdict()}
     _write_json(folder / "manifest.json", manifest)
     notify({"type": "started", **manifest["federation"]})
     saved = checkpoint.load(folder, experiment.hash, parts.server)
-    server = parts.server
-    if saved:
-        server, clients = saved
-        parts.federation.restore(clients)
+    server, clients = saved or (parts.server, {})
+    if store is not None:
+        store.update(clients)
+        store.rewind(server)
+    parts.federation.restore(clients if store is None else store)
     tables = Tables.read(folder, before=server.round)
     before = _take_up_events(folder, server.round)
     started = time.monotonic() - before
@@ -133,7 +138,12 @@ def _work(experiment: Experiment, parts: Prepared, folder: Path, manifest: Event
 
     def save(server: Server) -> None:
         tables.write(folder)
-        checkpoint.save(folder, experiment.hash, server, parts.federation.clients())
+        if store is None:
+            checkpoint.save(folder, experiment.hash, server, parts.federation.clients())
+        else:
+            store.commit()
+            checkpoint.save(folder, experiment.hash, server, {})
+            store.follow(server.round)
 
     scored = partial(_scored, experiment)
     coming = rounds(parts.task, server, parts.federation, parts.sampling, experiment.seed, scored)
@@ -156,6 +166,18 @@ def _work(experiment: Experiment, parts: Prepared, folder: Path, manifest: Event
     finished = {"finished": _now(), "seconds": round(time.monotonic() - started, 3), "rounds": server.round}
     _write_json(folder / "manifest.json", {**manifest, "partition": parts.federated.hash, **finished})
     notify({"type": "finished", "folder": str(folder), **finished})
+
+
+@contextmanager
+def _store(experiment: Experiment, parts: Prepared, folder: Path) -> Iterator[Store | None]:
+    """Where clients are kept on disk; None where they are kept in memory."""
+    path = folder / "checkpoint" / FILE
+    on_disk = path.exists() or wanted(experiment.store, parts.task, parts.server)
+    if on_disk and isinstance(parts.federation, Sequential):
+        with closing(Store(path, parts.server)) as store:
+            yield store
+    else:
+        yield None
 
 
 def _scored(experiment: Experiment, number: int) -> tuple[str, ...]:

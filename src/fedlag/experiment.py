@@ -13,7 +13,7 @@ from typing import Any
 
 import tomli_w
 
-from fedlag import algorithms, check
+from fedlag import algorithms, check, store
 from fedlag.algorithm import Algorithm, Training
 from fedlag.config import KINDS, Table, class_of, make_dataclass, make_kind, table
 from fedlag.data.settings import Data
@@ -82,6 +82,7 @@ class Experiment:
     rounds: int = 100
     evaluate_every: int = 1
     federation: str = "auto"  # how clients are trained on this machine
+    store: str = "auto"  # where clients are kept between rounds: "memory", "disk", or by how much they keep; same bits
     data: Data = field(default_factory=Data)
     model: Architecture = field(default_factory=Architecture)
     training: Training = field(default_factory=Training)
@@ -92,6 +93,7 @@ class Experiment:
         check.count("rounds", self.rounds, least=1)
         check.count("evaluate_every", self.evaluate_every, least=1)
         check.one_of("federation", self.federation, FEDERATIONS)
+        check.one_of("store", self.store, store.WHERE)
 
     @property
     def title(self) -> str:
@@ -100,7 +102,7 @@ class Experiment:
     @property
     def hash(self) -> str:
         """Names the run: equal settings, equal hash, wherever the data lie and whatever the run is called."""
-        settings = {key: value for key, value in self.table().items() if key != "label"}
+        settings = {key: value for key, value in self.table().items() if key not in ("label", "store")}
         settings["data"] = {key: value for key, value in settings["data"].items() if key != "root"}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
