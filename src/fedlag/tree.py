@@ -147,7 +147,12 @@ def keys(tree: Tree) -> Iterable[str]:
 
 def finite(tree: Tree) -> bool:
     """Whether every number in the tree is finite."""
-    return all(bool(torch.isfinite(torch.as_tensor(x)).all()) for x in leaves(tree) if isinstance(x, Tensor | float))
+    return all(_finite(torch.as_tensor(x)) for x in leaves(tree) if isinstance(x, Tensor | float))
+
+
+def _finite(x: Tensor) -> bool:
+    # A finite sum has finite terms, and is several times faster; but finite terms may sum to infinity.
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
 def nbytes(tree: Tree) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 from fedlag import tree
@@ -55,6 +56,8 @@ class Batched(Sequential):
     def __init__(self, task: Task, source: Source, seed: int, workers: int | None = None) -> None:
         super().__init__(task, source, seed)
         self.obstacle = obstacle(task)
+        if not self.obstacle:
+            self.task = replace(task, draws=False)  # fully connected layers draw no random numbers
         self.chain = chain(task.model)
         self.workers = workers or cores()
         self._pool = pool(self.workers)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from fedlag import tree
 from fedlag.algorithm import Algorithm, Phase
@@ -26,7 +27,7 @@ class Plan(NamedTuple):
     """One client's batches in a phase, all made equally long."""
 
     rows: Tensor  # (steps, batch) of its examples; 0 where a batch is shorter
-    shares: Tensor  # (steps, batch): of every example in the mean over its batch; 0 for what was added
+    sizes: Tensor  # (steps,) of its batches
 
 
 class NotTogetherError(Exception):
@@ -55,13 +56,13 @@ def fit_together(
 
 
 def plan(stream: Stream, batch: int, epochs: int) -> Plan:
-    rows, sizes = [torch.empty(0, batch, dtype=torch.int64)], list[int]()
+    rows, sizes = [torch.empty(0, dtype=torch.int64)], list[int]()
     for order in stream.epochs(batch, epochs):
-        steps = -(-len(order) // batch)
-        rows.append(functional.pad(order, (0, steps * batch - len(order))).view(steps, batch))
-        sizes += [batch] * (steps - 1) + [len(order) - (steps - 1) * batch]
-    counts = torch.tensor(sizes, dtype=torch.int64).unsqueeze(1)
-    return Plan(torch.cat(rows), (torch.arange(batch) < counts) / counts.double())
+        missing = -len(order) % batch
+        rows.append(functional.pad(order, (0, missing)) if missing else order)
+        sizes += [batch] * (len(rows[-1]) // batch)
+        sizes[-1] -= missing
+    return Plan(torch.cat(rows).view(-1, batch), torch.tensor(sizes, dtype=torch.int64))
 
 
 def _train(
@@ -76,10 +77,10 @@ def _train(
     """One phase; `params` are stacked, and changed."""
     clients, now, state = len(plans), params, optimizer.init(tree.select(params, names))
     for number, (x, shares, targets) in enumerate(_batches(examples, plans, params[dense.layers[-1].weight][:, :, 0])):
-        if len(x) < clients:
-            clients = len(x)
+        if x.shape[0] < clients:
+            clients = x.shape[0]
             _put(params, now)
-            now, state = tree.first(now, len(x)), tree.first(state, len(x))
+            now, state = tree.first(now, clients), tree.first(state, clients)
         outputs = dense.outputs(now, x)
         slopes = dense.slopes(now, outputs, outputs[-1].softmax(2).mul_(shares).sub_(targets), names)
         inputs = [x, *outputs]
@@ -104,31 +105,34 @@ def _descend(
         if layer.weight in names:
             params[layer.weight].baddbmm_(slope.mT, inputs[place], beta=keep, alpha=-optimizer.lr)
         if layer.bias in names:
-            params[layer.bias].mul_(keep).sub_(slope.sum(1), alpha=optimizer.lr)
+            bias = params[layer.bias] if keep == 1 else params[layer.bias].mul_(keep)
+            bias.sub_(slope.sum(1), alpha=optimizer.lr)
 
 
 def _batches(examples: Sequence[Batch], plans: Sequence[Plan], like: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Step after step, for all clients that take it: x (clients, batch, inputs); every example's share in its batch
-    (clients, batch, 1); and that share in the place of its class (clients, batch, classes).
+    """Step after step, for all clients that take it: x (clients, batch, inputs); every example's share in the mean over
+    its batch (clients, batch, 1); and that share in the place of its class (clients, batch, classes).
 
     like: (clients, classes), of the type of the parameters.
     """
+    steps = [len(one.rows) for one in plans]
     batch = plans[0].rows.shape[1]
+    sizes = pad_sequence([one.sizes for one in plans], batch_first=True).unsqueeze(2)
+    shares = torch.where(torch.arange(batch) < sizes, 1 / sizes.to(like.dtype), 0).unsqueeze(3)
+    labels = [y[one.rows] for (_, y), one in zip(examples, plans, strict=True)]
+    y = pad_sequence(labels, batch_first=True).unsqueeze(3)
     flat = [x.flatten(1) for x, _ in examples]
-    size = min(BLOCK, len(plans[0].rows)) * batch
-    x = like.new_empty(len(plans), size, flat[0].shape[1])
-    y, shares = torch.zeros(len(plans), size, 1, dtype=torch.int64), like.new_zeros(len(plans), size, 1)
-    for first in range(0, len(plans[0].rows), BLOCK):
-        left = [len(one.rows) - first for one in plans]
-        for client in range(sum(steps > 0 for steps in left)):
-            rows = plans[client].rows[first : first + BLOCK].flatten()
-            torch.index_select(flat[client], 0, rows, out=x[client, : len(rows)])
-            y[client, : len(rows), 0] = examples[client].y[rows]
-            shares[client, : len(rows), 0] = plans[client].shares[first : first + BLOCK].flatten()
-        targets = like.new_zeros(len(plans), size, like.shape[1]).scatter_(2, y, shares)
-        for step in range(min(BLOCK, left[0])):
-            taking, now = sum(steps > step for steps in left), slice(step * batch, (step + 1) * batch)
-            yield x[:taking, now], shares[:taking, now], targets[:taking, now]
+    x = like.new_empty(len(plans), BLOCK * batch, flat[0].shape[1])
+    for first in range(0, steps[0], BLOCK):
+        block = slice(first, first + BLOCK)
+        for client, (pixels, plan) in enumerate(zip(flat, plans, strict=True)):
+            rows = plan.rows[block].flatten()
+            torch.index_select(pixels, 0, rows, out=x[client, : len(rows)])
+        targets = like.new_zeros(*y[:, block].shape[:3], like.shape[1]).scatter_(3, y[:, block], shares[:, block])
+        each = torch.split(x, batch, 1), shares[:, block].unbind(1), targets.unbind(1)
+        for number, one in enumerate(zip(*each, strict=False), first):  # x has room for more steps than may be left
+            taking = sum(count > number for count in steps)
+            yield one[0][:taking], one[1][:taking], one[2][:taking]
 
 
 def _put(all: Params, some: Params) -> None:
