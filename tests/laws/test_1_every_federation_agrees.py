@@ -12,7 +12,6 @@ from fedlag.federation.batched import Batched
 from fedlag.federation.sequential import Sequential
 from fedlag.federation.threaded import Threaded
 from fedlag.flow import Batch
-from fedlag.tree import leaves
 from laws.federations import (
     Wrapped,
     conv,
@@ -66,16 +65,19 @@ def double_ragged():
     return lambda client, part: Batch(source(client, part).x.double(), source(client, part).y)
 
 
-def numbers(tree):
-    """All tensors and floats, in order."""
-    return [torch.as_tensor(x, dtype=torch.float64) for x in leaves(tree) if isinstance(x, Tensor | float)]
-
-
 def assert_equal(a, b, tolerance):
-    a, b = numbers(a), numbers(b)
-    assert len(a) == len(b)
-    for x, y in zip(a, b, strict=True):
-        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
+    """Two trees, beyond rounding."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key, value in a.items():
+            assert_equal(value, b[key], tolerance)
+    elif isinstance(a, tuple | list):
+        for x, y in zip(a, b, strict=True):
+            assert_equal(x, y, tolerance)
+    elif isinstance(a, Tensor | float):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    else:
+        assert a == b
 
 
 @pytest.mark.parametrize("federation", AT_ONCE.values(), ids=AT_ONCE)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 from fedlag import tree
-from fedlag.algorithm import Algorithm
+from fedlag.algorithm import Algorithm, Phase
 from fedlag.federation.dense import Dense, chain
-from fedlag.federation.sequential import Sequential, one_thread
+from fedlag.federation.threaded import Threaded
 from fedlag.federation.together import NotTogetherError, fit_together
 from fedlag.federation.work import HELD_OUT, ClientWork, Source
-from fedlag.federation.workers import cores, pool
-from fedlag.flow import Client, Letter, Local, Message, Reply
+from fedlag.flow import Client, Letter, Local, Message, Reply, Scores
 from fedlag.optim import SGD, Adagrad, Adam, Yogi
-from fedlag.round import Task, client_begins, client_ends, client_replies, own_randomness
+from fedlag.round import Task, client_begins, client_ends, client_replies, own_randomness, score, settle
 from fedlag.tree import Params
 
 COHORT = 10  # clients that train together; more save little, and their parameters fill the cache
-WAVE = 8  # cohorts whose replies wait for each other
 ELEMENTWISE = (SGD, Adagrad, Adam, Yogi)  # step every entry by itself, so stacked parameters as well as one client's
-
-End = tuple[Params, int]  # parameters and steps taken
 
 
 def obstacle(task: Task) -> str:
@@ -42,76 +37,86 @@ def obstacle(task: Task) -> str:
     return ""
 
 
-class Begun(NamedTuple):
-    """A participant about to train."""
-
-    known: Client
-    local: Local
-    params: Params
-
-
-class Batched(Sequential):
-    """Clients with about as many examples train together, a cohort on each core. Who can't, takes its turn."""
+class Batched(Threaded):
+    """Clients with about as many examples train together, a cohort on each core. Who can't, trains as in `Threaded`."""
 
     def __init__(self, task: Task, source: Source, seed: int, workers: int | None = None) -> None:
-        super().__init__(task, source, seed)
+        super().__init__(task, source, seed, workers)
         self.obstacle = obstacle(task)
-        if not self.obstacle:
-            self.task = replace(task, draws=False)  # fully connected layers draw no random numbers
-        self.chain = chain(task.model)
-        self.workers = workers or cores()
-        self._pool = pool(self.workers)
+        self._chain = cast(Dense, chain(task.model))
 
     def train(
         self, message: Message, letters: Mapping[int, Letter], scored: Sequence[str] = HELD_OUT
     ) -> Iterator[tuple[int, Reply | Exception]]:
-        sizes = {client: 0 if self.obstacle else len(self.source(client, "train").y) for client in letters}
-        alone = {client: letter for client, letter in letters.items() if not sizes[client]}
-        together = cohorts({client: size for client, size in sizes.items() if size})
-        for first in range(0, len(together), WAVE):
-            with one_thread():
-                begun = [
-                    [self._begin(message, letters[client], client, scored) for client in cohort]
-                    for cohort in together[first : first + WAVE]
-                ]
-                ends = list(self._pool.map(self._fit, begun))
-                replies = [
-                    (one.local.work.client, self._reply(one, end))
-                    for cohort, trained in zip(begun, ends, strict=True)
-                    for one, end in zip(cohort, self._trained(cohort, trained), strict=True)
-                ]
-            yield from replies
-        yield from super().train(message, alone, scored)
+        led = self._cohorts(letters)
 
-    def _begin(self, message: Message, letter: Letter, client: int, scored: Sequence[str]) -> Begun:
-        work = ClientWork(self.source, self.seed, message.round, client, tuple(scored))
-        known = self._clients.get(client, Client())
-        with own_randomness(self.task, work, "train"):
-            return Begun(known, *client_begins(self.task, message, letter, known, work))
+        def one(task: Task, leader: int) -> list[tuple[int, Client, Reply | Exception]]:
+            works = [ClientWork(self.source, self.seed, message.round, client, tuple(scored)) for client in led[leader]]
+            return self._train(task, message, letters, works)
 
-    def _fit(self, cohort: Sequence[Begun]) -> list[End] | NotTogetherError:
-        phases = self.task.algorithm.phases(self.task.training.length)
-        locals, starts = [one.local for one in cohort], [one.params for one in cohort]
+        for _, answers in self._each(one, led):
+            for client, kept, reply in answers:
+                self._clients[client] = kept
+                yield client, reply
+        yield from super().train(message, _others(letters, led), scored)
+
+    def evaluate(
+        self, message: Message, letters: Mapping[int, Letter], stage: str = "personal"
+    ) -> Iterator[tuple[int, Scores]]:
+        algorithm = self.task.algorithm
+        tunes = algorithm.tune and type(algorithm).personalize is Algorithm.personalize and stage == "personal"
+        led = self._cohorts(letters) if tunes else {}
+
+        def one(task: Task, leader: int) -> list[tuple[int, Scores]]:
+            works = [ClientWork(self.source, self.seed, message.round, client) for client in led[leader]]
+            return self._tune(task, message, letters, works)
+
+        for _, answers in self._each(one, led):
+            yield from answers
+        yield from super().evaluate(message, _others(letters, led), stage)
+
+    def _train(
+        self, task: Task, message: Message, letters: Mapping[int, Letter], works: Sequence[ClientWork]
+    ) -> list[tuple[int, Client, Reply | Exception]]:
+        """What `client_round` does, for a cohort."""
+        known = [self._known(work.client) for work in works]
+        begun = []
+        for work, client in zip(works, known, strict=True):
+            with own_randomness(task, work, "train"):
+                begun.append(client_begins(task, message, letters[work.client], client, work))
+        locals, starts = [local for local, _ in begun], [params for _, params in begun]
+        ends = self._fit(task, locals, starts, task.algorithm.phases(task.training.length), "train")
+        done = []
+        for local, client, end in zip(locals, known, ends, strict=True):
+            with own_randomness(task, local.work, "train"):
+                ending = client_ends(task, local, *end)
+            kept, reply = client_replies(task, client, local, ending)
+            done.append((local.work.client, tree.own(kept), reply))
+        return done
+
+    def _tune(
+        self, task: Task, message: Message, letters: Mapping[int, Letter], works: Sequence[ClientWork]
+    ) -> list[tuple[int, Scores]]:
+        """What `client_evaluate` does, for a cohort."""
+        locals = [settle(task, message, letters[work.client], self._known(work.client), work) for work in works]
+        ends = self._fit(task, locals, [local.start for local in locals], task.algorithm.tune, "tune")
+        return [(local.work.client, score(task, local, end)) for local, (end, _) in zip(locals, ends, strict=True)]
+
+    def _fit(
+        self, task: Task, locals: Sequence[Local], starts: Sequence[Params], phases: Sequence[Phase], purpose: str
+    ) -> list[tuple[Params, int]]:
+        """Parameters and steps taken; one by one if they can't train together, and so is everybody from then on."""
         try:
-            return fit_together(self.task, cast(Dense, self.chain), locals, starts, phases, "train")
+            return fit_together(task, self._chain, locals, starts, phases, purpose)
         except NotTogetherError as error:
-            return error
+            self.obstacle = str(error)
+            ends = zip(locals, starts, strict=True)
+            return [local.fit(params, phases, purpose=purpose) for local, params in ends]
 
-    def _trained(self, cohort: Sequence[Begun], ends: list[End] | NotTogetherError) -> list[End]:
-        """Those of a cohort that could not train together train one by one, and so does everybody from then on."""
-        if isinstance(ends, NotTogetherError):
-            self.obstacle = str(ends)
-            phases = self.task.algorithm.phases(self.task.training.length)
-            return [one.local.fit(one.params, phases, purpose="train") for one in cohort]
-        return ends
-
-    def _reply(self, one: Begun, end: End) -> Reply | Exception:
-        work = one.local.work
-        with own_randomness(self.task, work, "train"):
-            ending = client_ends(self.task, one.local, *end)
-        client, reply = client_replies(self.task, one.known, one.local, ending)
-        self._clients[work.client] = client._replace(params=tree.own(client.params), memory=tree.own(client.memory))
-        return reply
+    def _cohorts(self, clients: Iterable[int]) -> dict[int, list[int]]:
+        """Those who train together, by who has most examples; none while something is in the way."""
+        sizes = {} if self.obstacle else {client: self._size(client) for client in clients}
+        return {cohort[0]: cohort for cohort in cohorts({client: size for client, size in sizes.items() if size})}
 
 
 def cohorts(sizes: Mapping[int, int]) -> list[list[int]]:
@@ -123,3 +128,9 @@ def cohorts(sizes: Mapping[int, int]) -> list[list[int]]:
         made[before * pieces // total].append(client)
         before += sizes[client]
     return [cohort for cohort in made if cohort]
+
+
+def _others(letters: Mapping[int, Letter], led: Mapping[int, Sequence[int]]) -> dict[int, Letter]:
+    """The letters of those who are in no cohort."""
+    together = {client for cohort in led.values() for client in cohort}
+    return {client: letter for client, letter in letters.items() if client not in together}
