@@ -5,16 +5,15 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from fedlag.federation.batched import Batched
 from fedlag.federation.sequential import Sequential
 from fedlag.federation.threaded import Threaded
-from fedlag.flow import Batch
 from laws.federations import (
     Wrapped,
+    assert_equal,
     conv,
+    double,
     every_bare_method,
     every_method,
     mlp,
@@ -56,35 +55,11 @@ def test_a_federation_gives_the_same_bits_as_clients_one_by_one(algorithm, feder
     assert_same_bits(run(algorithm, federation=federation, net=net), ordinary(algorithm, net=net))
 
 
-def double_mlp():
-    return mlp().double()
-
-
-def double_ragged():
-    source = ragged()
-    return lambda client, part: Batch(source(client, part).x.double(), source(client, part).y)
-
-
-def assert_equal(a, b, tolerance):
-    """Two trees, beyond rounding."""
-    if isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key, value in a.items():
-            assert_equal(value, b[key], tolerance)
-    elif isinstance(a, tuple | list):
-        for x, y in zip(a, b, strict=True):
-            assert_equal(x, y, tolerance)
-    elif isinstance(a, Tensor | float):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-    else:
-        assert a == b
-
-
 @pytest.mark.parametrize("federation", AT_ONCE.values(), ids=AT_ONCE)
 @every_method
 def test_many_clients_at_once_end_where_one_by_one_they_end(algorithm, federation):
     """Whole rounds in float64: model, what clients keep, what everybody scores."""
-    setup = {"net": double_mlp, "source": double_ragged()}
+    setup = {"net": lambda: mlp().double(), "source": double(ragged())}
     done, reference = run(algorithm, federation=federation, **setup), run(algorithm, **setup)
     assert_equal([one.server for one in done.rounds], [one.server for one in reference.rounds], 1e-10)
     assert_equal(done.federation.clients(), reference.federation.clients(), 1e-10)

@@ -26,9 +26,10 @@ def obstacle(task: Task) -> str:
     for question in ("step", "loss", "predict"):
         if getattr(type(algorithm), question) is not getattr(Algorithm, question):
             return f"{name} has a {question} of its own"
-    if chain(task.model) is None:
+    layers = chain(task.model)
+    if layers is None:
         return "the model is not a chain of fully connected layers with ReLU, tanh or sigmoid between them"
-    if sorted((*task.trained, *task.carried)) != sorted(task.model.parameter_names):
+    if layers.names != {*task.trained, *task.carried}:
         return f"{name} has parameters beside the model's"
     phases = (*algorithm.phases(task.training.length), *algorithm.tune)
     for optimizer in (task.training.optimizer, *(phase.optimizer for phase in phases if phase.optimizer)):
