@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from laws.federations import ALL, assert_equal, conv, double, mlp, ragged, run, start
+from laws.federations import ALL, Cohorts, assert_equal, conv, double, mlp, ragged, run, start
 from torch import nn
 
 from fedlag.algorithm import Extension, Phase, Steps, Training
-from fedlag.algorithms import REGISTRY, FedAvg
+from fedlag.algorithms import REGISTRY, FedAvg, FedRep
 from fedlag.federation.batched import Batched, cohorts, obstacle
 from fedlag.net import Net
 from fedlag.optim import SGD, Adagrad, Adam, Yogi
@@ -164,29 +164,34 @@ def test_other_modules_are_not_mistaken_for_what_they_look_like(modules):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peculiar(FedAvg):
-    """Corrects gradients by what only one client at a time can be asked for."""
+class Peculiar(FedRep):
+    """Corrects gradients by what differs between clients."""
 
     what: str
 
     def correct(self, local, params, grads):
         factors = {
+            "nothing": lambda: 3,
+            "start": lambda: local.start["head.bias"].sum(),
             "work": lambda: local.work.client,
             "number": lambda: 2 if local.number == 0 else 1,
-            "kept": lambda: 2 if local.client.params else 1,
-            "letter": lambda: len(local.letter.birth) + 1,
-            "none": lambda: 3,
+            "round": lambda: 2 if local.client.round > 0 else 1,
+            "params": lambda: 2 if local.client.params else 1,
         }
         return {name: factors[self.what]() * grad for name, grad in grads.items()}
 
 
-@pytest.mark.parametrize("what", ["work", "number", "kept", "letter"])
+newcomers = Cohorts([[0, 1], [2, 3, 1], [0, 1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize("what", ["work", "number", "round", "params"])
 def test_a_correction_that_is_each_clients_own_is_left_to_each_client(what):
-    assert "cannot be asked for many clients at once" in assert_as_one_by_one(Peculiar(what=what))
+    assert "many clients at once" in assert_as_one_by_one(Peculiar(what=what), sampling=newcomers, number=3)
 
 
-def test_a_correction_that_is_everybodys_is_not():
-    assert not assert_as_one_by_one(Peculiar(what="none"))
+@pytest.mark.parametrize("what", ["nothing", "start"])
+def test_a_correction_by_tensors_is_made_for_all_at_once(what):
+    assert not assert_as_one_by_one(Peculiar(what=what), sampling=newcomers, number=3)
 
 
 def test_what_a_client_keeps_holds_no_other_clients_memory():

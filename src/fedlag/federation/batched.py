@@ -8,8 +8,9 @@ from typing import cast
 from fedlag import tree
 from fedlag.algorithm import Algorithm, Phase
 from fedlag.federation.dense import Dense, chain
+from fedlag.federation.stacked import NotTogetherError
 from fedlag.federation.threaded import Threaded
-from fedlag.federation.together import NotTogetherError, fit_together
+from fedlag.federation.together import fit_together
 from fedlag.federation.work import HELD_OUT, ClientWork, Source
 from fedlag.flow import Client, Letter, Local, Message, Reply, Scores
 from fedlag.optim import SGD, Adagrad, Adam, Yogi

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +13,11 @@ from torch.nn.utils.rnn import pad_sequence
 from fedlag import tree
 from fedlag.algorithm import Algorithm, Phase
 from fedlag.federation.dense import Dense, Slope
-from fedlag.flow import Batch, Client, Letter, Local, Stream
+from fedlag.federation.stacked import UNSTACKED, Locals, for_all
+from fedlag.flow import Batch, Local, Stream
 from fedlag.optim import SGD, Optimizer
 from fedlag.round import Task
-from fedlag.tree import Params, Tree
+from fedlag.tree import Params
 
 BLOCK = 8  # steps whose examples are gathered at once: few enough to be in the cache still when they are used
 
@@ -30,10 +31,6 @@ class Plan(NamedTuple):
     sizes: Tensor  # (steps,) of its batches
 
 
-class NotTogetherError(Exception):
-    """These clients must train one by one; says why."""
-
-
 def fit_together(
     task: Task, dense: Dense, locals: Sequence[Local], starts: Sequence[Params], phases: Sequence[Phase], purpose: str
 ) -> list[tuple[Params, int]]:
@@ -41,7 +38,7 @@ def fit_together(
     training = task.training
     streams = [local.work.stream(purpose) for local in locals]
     params = tree.stack(starts)
-    taken = torch.zeros(len(locals), dtype=torch.int64)
+    taken = [0] * len(locals)
     for phase in phases:
         plans = [plan(stream, training.batch, phase.epochs) for stream in streams]
         names = frozenset(name for name in task.trained if tree.matches(name, phase.pattern))
@@ -50,9 +47,9 @@ def fit_together(
             correct = _corrector(task.algorithm, locals, optimizer, taken)
             with torch.no_grad():
                 _train(dense, params, [stream.examples for stream in streams], plans, names, optimizer, correct)
-        taken = taken + torch.tensor([len(one.rows) for one in plans])
+        taken = [steps + len(one.rows) for steps, one in zip(taken, plans, strict=True)]
     ends = [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]
-    return list(zip(ends, taken.tolist(), strict=True))
+    return list(zip(ends, taken, strict=True))
 
 
 def plan(stream: Stream, batch: int, epochs: int) -> Plan:
@@ -142,56 +139,22 @@ def _put(all: Params, some: Params) -> None:
             all[name][: len(value)] = value
 
 
-def _corrector(algorithm: Algorithm, locals: Sequence[Local], optimizer: Optimizer, taken: Tensor) -> Correct | None:
+def _corrector(
+    algorithm: Algorithm, locals: Sequence[Local], optimizer: Optimizer, taken: Sequence[int]
+) -> Correct | None:
     """The algorithm's `correct` for stacked parameters; None where there is nothing to correct."""
     if type(algorithm).correct is Algorithm.correct:
         return None
-
-    def one(own: Own, params: Params, grads: Params, number: Tensor) -> Params:
-        local = locals[0]
-        local = local._replace(
-            start=own.start,
-            notes=own.notes,
-            client=own.client._replace(params=UNSTACKED),
-            letter=Letter(UNSTACKED, own.letter),
-            work=UNSTACKED,
-            number=cast(int, number),
-            optimizer=optimizer,
-        )
-        return algorithm.correct(local, params, grads)
-
-    own = [Own(local.start, local.notes, local.client._replace(params={}), local.letter.extra) for local in locals]
-    try:
-        every = tree.stack(own)
-    except (RuntimeError, TypeError, KeyError) as error:
-        raise NotTogetherError(f"what clients look at has different forms: {error}") from error
+    stacked = Locals(locals)
 
     def correct(params: Params, grads: Params, number: int) -> Params:
+        at = taken[0] + number if len(set(taken)) == 1 else UNSTACKED
+
+        def one(tensors: list[Tensor], params: Params, grads: Params) -> Params:
+            return algorithm.correct(stacked.local(tensors, number=at, optimizer=optimizer), params, grads)
+
         count = len(next(iter(params.values())))
-        try:
-            return torch.func.vmap(one)(tree.first(every, count), params, grads, taken[:count] + number)
-        except Exception as error:
-            raise NotTogetherError(f"its `correct` cannot be asked for many clients at once: {error}") from error
+        corrected: Params = for_all(one, [tensor[:count] for tensor in stacked.tensors], params, grads)
+        return corrected
 
     return correct
-
-
-class Own(NamedTuple):
-    """What is a client's own of all it may look at."""
-
-    start: Params
-    notes: Tree
-    client: Client
-    letter: Tree
-
-
-class _Unstacked:
-    """In the place of what has another form for every client: whoever looks at it cannot train many at once."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise NotTogetherError("it looks at what has another form for every client")
-
-    __getitem__ = __iter__ = __len__ = __contains__ = __bool__ = __getattribute__
-
-
-UNSTACKED: Any = _Unstacked()
