@@ -9,6 +9,7 @@ import pytest
 from fedlag.federation.batched import Batched
 from fedlag.federation.sequential import Sequential
 from fedlag.federation.threaded import Threaded
+from fedlag.federation.vectorized import Vectorized
 from laws.federations import (
     Wrapped,
     assert_equal,
@@ -28,10 +29,13 @@ from laws.federations import (
 FEDERATIONS: dict[str, Callable[..., Any]] = {
     "sequential": Sequential,
     "threaded": partial(Threaded, workers=3),
-    "batched": Batched,  # which lets clients of a convolutional network take turns
+    "batched": Batched,  # which takes no convolutional network
+}
+AT_ONCE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # the same sums in another order
+    "batched": (Batched, mlp),
+    "vectorized": (Vectorized, conv),
 }
 NETS = {"which draws": noisy, "which draws nothing": conv}
-AT_ONCE: dict[str, Callable[..., Any]] = {"batched": Batched}  # other sums in another order: equal beyond rounding
 
 
 class Backwards(Wrapped):
@@ -55,11 +59,11 @@ def test_a_federation_gives_the_same_bits_as_clients_one_by_one(algorithm, feder
     assert_same_bits(run(algorithm, federation=federation, net=net), ordinary(algorithm, net=net))
 
 
-@pytest.mark.parametrize("federation", AT_ONCE.values(), ids=AT_ONCE)
+@pytest.mark.parametrize(("federation", "net"), AT_ONCE.values(), ids=AT_ONCE)
 @every_method
-def test_many_clients_at_once_end_where_one_by_one_they_end(algorithm, federation):
+def test_many_clients_at_once_end_where_one_by_one_they_end(algorithm, federation, net):
     """Whole rounds in float64: model, what clients keep, what everybody scores."""
-    setup = {"net": lambda: mlp().double(), "source": double(ragged())}
+    setup = {"net": lambda: net().double(), "source": double(ragged())}
     done, reference = run(algorithm, federation=federation, **setup), run(algorithm, **setup)
     assert_equal([one.server for one in done.rounds], [one.server for one in reference.rounds], 1e-10)
     assert_equal(done.federation.clients(), reference.federation.clients(), 1e-10)

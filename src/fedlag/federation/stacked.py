@@ -70,6 +70,19 @@ def _stack(values: Sequence[Tensor]) -> Tensor:
     return first.expand(len(values), *first.shape) if all(x is first for x in values) else torch.stack(list(values))
 
 
+def alike(trees: Sequence[Tree]) -> list[list[int]]:
+    """The places of trees that have the same form, group by group."""
+    groups: list[tuple[Tree, list[int]]] = []
+    for place, one in enumerate(trees):
+        form = taken_apart(one, [])
+        known = next((places for other, places in groups if other == form), None)
+        if known is None:
+            groups.append((form, [place]))
+        else:
+            known.append(place)
+    return [places for _, places in groups]
+
+
 class Own(NamedTuple):
     """What may be a client's own of all it looks at."""
 
@@ -93,10 +106,10 @@ class Locals:
     def __init__(self, locals: Sequence[Local]) -> None:
         self._like = locals[0]
         self.tensors: list[Tensor] = []
-        forms = []
-        for values in zip(*map(own, locals), strict=True):
+        forms: list[Any] = []
+        for what, values in zip(Own._fields, zip(*map(own, locals), strict=True), strict=True):
             one = stacked(values)
-            forms.append(UNSTACKED if one is None else _moved(one, self.tensors))
+            forms.append(Apart(f"its {what}") if one is None else _moved(one, self.tensors))
         self._form = Own(*forms)
 
     def local(self, tensors: Sequence[Tensor], **present: Any) -> Local:
@@ -105,7 +118,7 @@ class Locals:
         client = self._like.client._replace(round=mine.round, params=mine.params, memory=mine.memory)
         letter = self._like.letter._replace(birth=mine.birth, extra=mine.extra)
         return self._like._replace(
-            start=mine.start, notes=mine.notes, client=client, letter=letter, work=UNSTACKED, **present
+            start=mine.start, notes=mine.notes, client=client, letter=letter, work=WORK, **present
         )
 
 
@@ -123,23 +136,27 @@ def for_all(function: Callable[..., Any], *arguments: Any) -> Any:
         raise NotTogetherError(f"it cannot be asked for many clients at once: {reason}") from error
 
 
-class _Unstacked:
-    """In the place of what has no common form: whoever looks at it cannot be asked for many clients at once."""
+class Apart:
+    """In the place of what each client has for itself: whoever looks at it cannot be asked for many clients at once."""
+
+    def __init__(self, what: str) -> None:
+        object.__setattr__(self, "what", what)
 
     def __getattribute__(self, name: str) -> Any:
-        return _Unstacked if name == "__class__" else _refuse()
+        return Apart if name == "__class__" else _refuse(self)
 
     def __eq__(self, other: object) -> NoReturn:
-        _refuse()
+        _refuse(self)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def _refuse(*given: Any) -> NoReturn:
-    raise NotTogetherError("it looks at what has another form for every client")
+def _refuse(apart: Apart, *given: Any) -> NoReturn:
+    raise NotTogetherError(f"it looks at {object.__getattribute__(apart, 'what')}, which each client has for itself")
 
 
 for name in ("bool", "len", "iter", "getitem", "contains", "lt", "le", "gt", "ge", "ne", "int", "index", "add", "sub"):
-    setattr(_Unstacked, f"__{name}__", _refuse)
+    setattr(Apart, f"__{name}__", _refuse)
 
-UNSTACKED: Any = _Unstacked()
+
+WORK: Any = Apart("its examples")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from fedlag import tree
 from fedlag.algorithm import Algorithm, Phase
 from fedlag.federation.dense import Dense, Slope
-from fedlag.federation.stacked import UNSTACKED, Locals, for_all
-from fedlag.flow import Batch, Local, Stream
+from fedlag.federation.plan import Plan, plan
+from fedlag.federation.stacked import Apart, Locals, for_all
+from fedlag.flow import Batch, Local
 from fedlag.optim import SGD, Optimizer
 from fedlag.round import Task
 from fedlag.tree import Params
@@ -24,14 +23,7 @@ BLOCK = 8  # steps whose examples are gathered at once: few enough to be in the 
 Correct = Callable[[Params, Params, int], Params]  # stacked parameters and gradients, number of the step -> gradients
 
 
-class Plan(NamedTuple):
-    """One client's batches in a phase, all made equally long."""
-
-    rows: Tensor  # (steps, batch) of its examples; 0 where a batch is shorter
-    sizes: Tensor  # (steps,) of its batches
-
-
-def fit_together(
+def fit_dense(
     task: Task, dense: Dense, locals: Sequence[Local], starts: Sequence[Params], phases: Sequence[Phase], purpose: str
 ) -> list[tuple[Params, int]]:
     """What `fit` gives each of these clients, who come in the order of how many examples they have, most first."""
@@ -50,16 +42,6 @@ def fit_together(
         taken = [steps + len(one.rows) for steps, one in zip(taken, plans, strict=True)]
     ends = [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]
     return list(zip(ends, taken, strict=True))
-
-
-def plan(stream: Stream, batch: int, epochs: int) -> Plan:
-    rows, sizes = [torch.empty(0, dtype=torch.int64)], list[int]()
-    for order in stream.epochs(batch, epochs):
-        missing = -len(order) % batch
-        rows.append(functional.pad(order, (0, missing)) if missing else order)
-        sizes += [batch] * (len(rows[-1]) // batch)
-        sizes[-1] -= missing
-    return Plan(torch.cat(rows).view(-1, batch), torch.tensor(sizes, dtype=torch.int64))
 
 
 def _train(
@@ -122,14 +104,14 @@ def _batches(examples: Sequence[Batch], plans: Sequence[Plan], like: Tensor) -> 
     x = like.new_empty(len(plans), BLOCK * batch, flat[0].shape[1])
     for first in range(0, steps[0], BLOCK):
         block = slice(first, first + BLOCK)
-        for client, (pixels, plan) in enumerate(zip(flat, plans, strict=True)):
-            rows = plan.rows[block].flatten()
+        for client, (pixels, one) in enumerate(zip(flat, plans, strict=True)):
+            rows = one.rows[block].flatten()
             torch.index_select(pixels, 0, rows, out=x[client, : len(rows)])
         targets = like.new_zeros(*y[:, block].shape[:3], like.shape[1]).scatter_(3, y[:, block], shares[:, block])
         each = torch.split(x, batch, 1), shares[:, block].unbind(1), targets.unbind(1)
-        for number, one in enumerate(zip(*each, strict=False), first):  # x has room for more steps than may be left
+        for number, batches in enumerate(zip(*each, strict=False), first):  # x has room for more steps than may be left
             taking = sum(count > number for count in steps)
-            yield one[0][:taking], one[1][:taking], one[2][:taking]
+            yield batches[0][:taking], batches[1][:taking], batches[2][:taking]
 
 
 def _put(all: Params, some: Params) -> None:
@@ -148,7 +130,7 @@ def _corrector(
     stacked = Locals(locals)
 
     def correct(params: Params, grads: Params, number: int) -> Params:
-        at = taken[0] + number if len(set(taken)) == 1 else UNSTACKED
+        at = taken[0] + number if len(set(taken)) == 1 else Apart("its number of steps")
 
         def one(tensors: list[Tensor], params: Params, grads: Params) -> Params:
             return algorithm.correct(stacked.local(tensors, number=at, optimizer=optimizer), params, grads)
