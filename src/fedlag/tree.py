@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 Params = dict[str, Tensor]
 Tree = Any
@@ -153,6 +154,11 @@ def finite(tree: Tree) -> bool:
 def _finite(x: Tensor) -> bool:
     # A finite sum has finite terms, and is several times faster; but finite terms may sum to infinity.
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
+def stands_for_many(x: Tensor) -> bool:
+    """Whether x is one tensor to the code that sees it and many to `torch.func`, which has not every operation."""
+    return is_functorch_wrapped_tensor(x)
 
 
 def nbytes(tree: Tree) -> int:

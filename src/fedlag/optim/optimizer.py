@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol, Self
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor as _in_vmap
 
 from fedlag import tree
 from fedlag.tree import Params, Tree
@@ -29,7 +28,7 @@ def moved(params: Params, direction: Params, alpha: float) -> Params:
     """All of `params`, those named in `direction` by alpha * direction, in one call for all tensors."""
     if not direction:
         return dict(params)
-    if any(map(_in_vmap, direction.values())):  # which has no calls for many tensors
+    if any(map(tree.stands_for_many, direction.values())):  # which has no calls for many tensors
         return {**params, **tree.add({name: params[name] for name in direction}, direction, alpha=alpha)}
     values = torch._foreach_add([params[name] for name in direction], list(direction.values()), alpha=alpha)
     return {**params, **dict(zip(direction, values, strict=True))}
