@@ -11,7 +11,8 @@ from torch import nn
 
 from fedlag.algorithm import Extension, Phase, Steps, Training
 from fedlag.algorithms import REGISTRY, FedAvg, FedRep
-from fedlag.federation.batched import Batched, cohorts, obstacle
+from fedlag.federation.batched import Batched, obstacle
+from fedlag.federation.cohorts import cohorts
 from fedlag.net import Net
 from fedlag.optim import SGD, Adagrad, Adam, Yogi
 from fedlag.personal import Named

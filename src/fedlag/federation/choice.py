@@ -10,6 +10,7 @@ from fedlag.federation import Federation
 from fedlag.federation.batched import Batched, obstacle
 from fedlag.federation.sequential import Sequential, one_thread
 from fedlag.federation.threaded import Threaded
+from fedlag.federation.vectorized import Vectorized
 from fedlag.federation.work import Source
 from fedlag.federation.workers import cores
 from fedlag.fit import gradient
@@ -23,6 +24,8 @@ FEDERATIONS: dict[str, Make] = {
     "sequential": lambda task, source, seed, workers: Sequential(task, source, seed),
     "threaded": Threaded,
     "batched": Batched,
+    "vectorized": Vectorized,
+    "vectorized": Vectorized,
 }
 NAMES = ("auto", *FEDERATIONS)
 
