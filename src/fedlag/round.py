@@ -97,9 +97,10 @@ def broadcast(task: Task, server: Server) -> Message:
 def address(task: Task, server: Server, client: int) -> Letter:
     """What only this participant is sent, with a copy of personal layers if it can't have a valid one."""
     personal = task.algorithm.personal.personal(server.rule)
-    missing = _void(personal, server.since, server.met.get(client, -1))
+    met = server.met.get(client, -1)
+    missing = _void(personal, server.since, met)
     extra = tree.without(task.algorithm.letter(server, client), personal)
-    return Letter(birth=tree.select(server.params, missing), extra=extra)
+    return Letter(birth=tree.select(server.params, missing), extra=extra, met=met)
 
 
 # On the client
