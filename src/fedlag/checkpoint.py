@@ -13,11 +13,10 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -34,29 +33,10 @@ def save(folder: Path, experiment: str, server: Server, clients: Mapping[int, Cl
 
     experiment: the experiment's hash.
     """
-    write(folder / "checkpoint", server.round, experiment, {"server": server, "clients": dict(clients)})
-
-
-def load(folder: Path, experiment: str, like: Server) -> tuple[Server, dict[int, Client]] | None:
-    """The newest checkpoint below the run's folder; None when there is none.
-
-    like: the server a fresh run begins with. The checkpoint may hold the NamedTuples found in it and no others, and
-    its tensors come to the device of its parameters.
-    """
-    place = folder / "checkpoint"
-    saved = rounds(place)
-    if not saved:
-        return None
-    device = next(tensor.device for tensor in like.params.values())
-    state = read(place, max(saved), experiment, (like, Client()), device)
-    return state["server"], state["clients"]
-
-
-def write(place: Path, round: int, experiment: str, value: Any, keep: Collection[int] = ()) -> None:
-    """Write the state after a round; of all others only those of the rounds to `keep` stay."""
     tensors: list[Tensor] = []
-    state = encode(value, tensors)
-    final = _folder(place, round)
+    state = encode({"server": server, "clients": dict(clients)}, tensors)
+    place = folder / "checkpoint"
+    final = place / f"round-{server.round:06d}"
     draft, replaced = final.with_name(f"{final.name}.draft"), final.with_name(f"{final.name}.replaced")
     with writing(final):
         for leftover in (draft, replaced):
@@ -73,39 +53,41 @@ def write(place: Path, round: int, experiment: str, value: Any, keep: Collection
             settle(place)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        kept = {final, *(_folder(place, other) for other in keep)}
         for other in place.glob("round-*"):
-            if other not in kept:
+            if other != final:
                 shutil.rmtree(other)
 
 
-def read(place: Path, round: int, experiment: str, like: Any, device: torch.device | str = "cpu") -> Any:
-    """The state after a round; it may hold the NamedTuples found in `like` and no others."""
-    folder = _folder(place, round)
-    content = _content(folder / STATE)
+def load(folder: Path, experiment: str, like: Server) -> tuple[Server, dict[int, Client]] | None:
+    """The newest checkpoint below the run's folder; None when there is none.
+
+    like: the server a fresh run begins with. The checkpoint may hold the NamedTuples found in it and no others, and
+    its tensors come to the device of its parameters.
+    """
+    place = _newest(folder / "checkpoint")
+    if place is None:
+        return None
+    content = _content(place / STATE)
     if content["experiment"] != experiment:
         raise InputError(
-            f"The checkpoint {folder} is of experiment {content['experiment']}, but this one is {experiment}; "
-            f"choose another folder or remove {place}."
+            f"The checkpoint {place} is of experiment {content['experiment']}, but this one is {experiment}; "
+            f"choose another folder or remove {place.parent}."
         )
-    path = folder / TENSORS
+    path = place / TENSORS
     if _digest(path) != content["tensors"]:
         raise _damaged(path)
+    device = next(tensor.device for tensor in like.params.values())
     with safe_open(path, "pt") as file:
         # Cloned: sums may depend on how memory is aligned, and the run that went on had memory of its own.
         tensors = [file.get_tensor(str(number)).clone().to(device) for number in range(len(file.keys()))]
     try:
-        return decode(content["state"], tensors, kinds(like))
+        state = decode(content["state"], tensors, kinds((like, Client())))
     except LookupError as error:
         raise InputError(
-            f"The checkpoint {folder} was written by another version of fedlag or of the algorithm ({error.args[0]}); "
-            f"continue with that one, or remove {place} to start again."
+            f"The checkpoint {place} was written by another version of fedlag or of the algorithm ({error.args[0]}); "
+            f"continue with that one, or remove {place.parent} to start again."
         ) from error
-
-
-def rounds(place: Path) -> set[int]:
-    """The rounds after which a state was saved and is still there."""
-    return {int(path.name[6:]) for path in place.glob("round-*") if re.fullmatch(r"round-\d+", path.name)}
+    return state["server"], state["clients"]
 
 
 # Any state as JSON and a list of tensors
@@ -186,8 +168,9 @@ def _name(kind: type) -> str:
 # Files
 
 
-def _folder(place: Path, round: int) -> Path:
-    return place / f"round-{round:06d}"
+def _newest(place: Path) -> Path | None:
+    rounds = {int(path.name[6:]): path for path in place.glob("round-*") if re.fullmatch(r"round-\d+", path.name)}
+    return rounds[max(rounds)] if rounds else None
 
 
 def apart(tensors: list[Tensor]) -> dict[str, Tensor]:
