@@ -19,7 +19,8 @@ from typing import Any, cast
 import torch
 from filelock import FileLock, Timeout
 
-from fedlag import checkpoint, layers, nets
+from fedlag import checkpoint, layers
+from fedlag.birth import born
 from fedlag.data.federated import Federated, Part, federate
 from fedlag.errors import InputError
 from fedlag.experiment import Experiment, load
@@ -29,8 +30,7 @@ from fedlag.federation.sequential import Sequential, one_thread
 from fedlag.federation.work import HELD_OUT, Source
 from fedlag.files import write_atomically
 from fedlag.flow import Batch, Scores, Server
-from fedlag.net import Model
-from fedlag.round import Task, begin
+from fedlag.round import STAGES, Task
 from fedlag.run import Round, Sampling, evaluate, rounds
 from fedlag.store import FILE, Store, wanted
 from fedlag.tables import Tables
@@ -48,12 +48,16 @@ RUNS = Path("runs")
 class Prepared:
     """An experiment's parts, ready for the first round."""
 
-    federated: Federated
     task: Task
     server: Server
     federation: Federation
     choice: Choice
     sampling: Sampling
+    partition: str  # digest of who holds which rows
+    federated: Federated | None = None  # where the data are in this process
+    least: int = 1  # replies a round needs to count
+    stages: tuple[str, ...] = STAGES  # what is scored
+    every_round: bool = False  # is saved: the clients keep theirs themselves, and go back by one round at most
 
 
 def prepare(experiment: Experiment, workers: int | None = None) -> Prepared:
@@ -62,23 +66,14 @@ def prepare(experiment: Experiment, workers: int | None = None) -> Prepared:
     workers: cores to use; all unless given. Results don't depend on it.
     """
     federated = federate(experiment.data)
-    model = experiment.model
-    net = nets.build(
-        model.name,
-        federated.dataset.x.shape[1:],
-        federated.dataset.classes,
-        norm=model.norm,
-        hidden=model.hidden,
-        shortcut=model.shortcut,
-        seed=experiment.seed,
-    )
-    task, server = begin(experiment.algorithm, Model(net), experiment.training, federated.clients, experiment.seed)
+    shape, classes = federated.dataset.x.shape[1:], federated.dataset.classes
+    task, server = born(experiment, shape, classes, federated.clients)
     source, sampling = _own(federated), experiment.sampling
     if experiment.algorithm.pooled:
         source, sampling = _pooled(federated), Sampling(fraction=1 / federated.clients)
     choice = choose(experiment.federation, task, source, workers)
     federation = make(choice, task, source, experiment.seed)
-    return Prepared(federated, task, server, federation, choice, sampling)
+    return Prepared(task, server, federation, choice, sampling, federated.hash, federated)
 
 
 def execute(
@@ -86,6 +81,7 @@ def execute(
     folder: Path | str | None = None,
     notify: Notify = lambda event: None,
     workers: int | None = None,
+    prepare: Callable[[Experiment, int | None], Prepared] = prepare,
 ) -> Path:
     """Run to the end into `folder` (by default one named by method, seed and hash) and return it.
 
@@ -146,7 +142,7 @@ def _work(
             store.follow(server.round)
 
     scored = partial(_scored, experiment)
-    coming = rounds(parts.task, server, parts.federation, parts.sampling, experiment.seed, scored)
+    coming = rounds(parts.task, server, parts.federation, parts.sampling, experiment.seed, scored, parts.least)
     left = experiment.rounds - server.round
     with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
         for done in islice(coming, left):
@@ -156,7 +152,8 @@ def _work(
             events.write(json.dumps(event) + "\n")
             events.flush()
             notify(event)
-            if server.round < experiment.rounds and (time.monotonic() - last_saved) * SAVING_SHARE >= saving:
+            due = parts.every_round or (time.monotonic() - last_saved) * SAVING_SHARE >= saving
+            if server.round < experiment.rounds and due:
                 began = time.monotonic()
                 save(server)
                 last_saved = time.monotonic()
@@ -164,7 +161,7 @@ def _work(
     if left:
         save(server)
     finished = {"finished": _now(), "seconds": round(time.monotonic() - started, 3), "rounds": server.round}
-    _write_json(folder / "manifest.json", {**manifest, "partition": parts.federated.hash, **finished})
+    _write_json(folder / "manifest.json", {**manifest, "partition": parts.partition, **finished})
     notify({"type": "finished", "folder": str(folder), **finished})
 
 
@@ -203,7 +200,8 @@ def _record(
     scores = evaluate(parts.task, done.server, parts.federation, "personal")
     tables.add_scores(number, "personal", scores)
     tables.add_scores(number, "trained", done.trained)
-    tables.add_scores(number, "global", evaluate(parts.task, done.server, parts.federation, "global"))
+    if "global" in parts.stages:
+        tables.add_scores(number, "global", evaluate(parts.task, done.server, parts.federation, "global"))
     return scores
 
 

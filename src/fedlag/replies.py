@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlag import tree
+from fedlag.errors import Lost
 from fedlag.flow import Message, Replies, Reply, Scores
 from fedlag.round import Task, told
 from fedlag.tree import Params, Tree
@@ -22,6 +23,7 @@ class Gathered(NamedTuple):
     dropped: dict[int, str]  # client -> why its reply was not used
     scores: dict[int, Scores]  # of each participant's model right after training
     sent: dict[str, int]  # bytes of these replies by parameter name, see `weigh`
+    lost: frozenset[int] = frozenset()  # clients that no longer have what they kept
 
 
 def weigh(params: Params, extra: Tree = None) -> Counter[str]:
@@ -42,9 +44,12 @@ def gather(
     trained = Rows(len(cohort), tree.select(params, message.watched))
     taken: dict[int, Reply] = {}
     dropped: dict[int, str] = {}
+    lost = set[int]()
     for client, answer in answers:
         if client not in place or client in taken or client in dropped:
             continue  # a second answer, or one nobody asked for, changes nothing
+        if isinstance(answer, Lost):
+            lost.add(client)
         problem = _problem(task, message, params, answer)
         if problem:
             dropped[client] = problem
@@ -65,7 +70,7 @@ def gather(
         reply = taken[client]
         sent += weigh(reply.update, reply.extra) + weigh(reply.trained) + weigh(reply.witness)
     if not order:
-        return Gathered(None, dropped, scores, sent)
+        return Gathered(None, dropped, scores, sent, frozenset(lost))
     rows = [place[client] for client in order]
     replies = Replies(
         round=message.round,
@@ -77,7 +82,7 @@ def gather(
         examples=torch.tensor([taken[client].examples for client in order]),
         steps=torch.tensor([taken[client].steps for client in order]),
     )
-    return Gathered(replies, dropped, scores, sent)
+    return Gathered(replies, dropped, scores, sent, frozenset(lost))
 
 
 class Rows:

@@ -52,8 +52,12 @@ def rounds(
     sampling: Sampling,
     seed: int,
     scored: Callable[[int], Sequence[str]] = lambda round: (),
+    least: int = 1,
 ) -> Iterator[Round]:
-    """Endless rounds from where the server stands; `scored` says which parts trained models are scored on."""
+    """Endless rounds from where the server stands; `scored` says which parts trained models are scored on.
+
+    A round in which fewer than `least` replies can be used leaves the server as it was.
+    """
     while True:
         everyone = task.algorithm.opens_with_all and server.round == 0
         cohort = (Sampling() if everyone else sampling).cohort(task.clients, seed, server.round)
@@ -62,10 +66,14 @@ def rounds(
         gathered = gather(
             task, message, server.params, cohort, federation.train(message, letters, scored(server.round))
         )
-        if gathered.replies is None:
+        if gathered.replies is None or len(gathered.replies.ids) < least:
             after, step = server._replace(round=server.round + 1), None
         else:
             after, step = server_round(task, server, gathered.replies)
+        if gathered.lost:
+            after = after._replace(
+                met={client: met for client, met in after.met.items() if client not in gathered.lost}
+            )
         yield Round(server.round, after, message, letters, gathered.dropped, gathered.scores, step, gathered.sent)
         server = after
 

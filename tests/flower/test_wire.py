@@ -12,6 +12,7 @@ from fedlag import tree
 from fedlag.errors import InputError
 from fedlag.flow import Letter, Message, Reply, Score
 from fedlag.flower import wire
+from flower.grids import carried
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool)
 
@@ -49,16 +50,6 @@ calls = st.builds(
 scores = st.dictionaries(texts, st.builds(Score, st.floats(0, 1), st.floats(), st.integers(0, 9)), max_size=2)
 stackable = st.dictionaries(texts, tensors() | st.integers(-9, 9) | st.tuples(tensors(), tensors()), max_size=3)
 replies = st.builds(Reply, params, params, params, stackable, st.integers(), st.integers(), scores)
-
-
-def carried(content):
-    """Through the bytes that Flower would send."""
-    arrays = {
-        name: type(record).inflate(record.deflate(), record.children) if record else ArrayRecord()
-        for name, record in content.array_records.items()
-    }
-    configs = {name: ConfigRecord.inflate(record.deflate()) for name, record in content.config_records.items()}
-    return RecordDict({**arrays, **configs})
 
 
 def same(a, b):

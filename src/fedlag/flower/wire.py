@@ -34,7 +34,7 @@ class Call(NamedTuple):
     client: int
     message: Message
     letter: Letter
-    scored: tuple[str, ...] = ()  # parts to score the model on after training
+    scored: tuple[str, ...]  # parts to score the model on
     stage: str = "personal"  # of an evaluation
     seconds: float = 600.0  # after which nobody waits any more
 
@@ -64,7 +64,7 @@ class Answer(NamedTuple):
 
 KNOWN = kinds(
     (
-        Call("", 0, Message(0, {}, frozenset(), {}, frozenset(), {}), Letter({}, {})),
+        Call("", 0, Message(0, {}, frozenset(), {}, frozenset(), {}), Letter({}, {}), ()),
         Hello(0, (), 0, {}, "", "", ""),
         Answer(0, 0, Reply({}, {}, {}, {}, 0, 0, {"": Score(0.0, 0.0, 0)})),
     )
