@@ -287,6 +287,29 @@ def lemma(changes: tuple[str | None, tuple[str, ...]], out: Path, rounds: int, a
     console.say(f"Every layer and round: {out}/lemma.json")
 
 
+@main.group()
+def flower() -> None:
+    """Clients on other machines, with Flower: pip install "fedlag[flower]"."""
+
+
+@flower.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@changes
+def new(folder: Path, changes: tuple[str | None, tuple[str, ...]]) -> None:
+    """Write a Flower app that runs an experiment: `flwr run DIR` starts it.
+
+    \b
+    fedlag flower new four-sites data.clients=4 rounds=20
+    fedlag flower new four-sites experiment.toml algorithm=fedrep
+    """
+    from fedlag import console, experiment
+    from fedlag.flower.new import new as write
+
+    source, overrides = changes
+    for path in write(folder, experiment.load(source or {}, *overrides)):
+        console.say(str(path))
+
+
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
