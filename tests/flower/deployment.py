@@ -127,7 +127,7 @@ class Deployment:
         return int(json.loads(answer[answer.index("{") :])["run-id"])
 
     def wait(self, run: int, patience: float = PATIENCE) -> Outcome:
-        until(lambda: self.status(run).startswith("finished"), f"run {run} finishes", patience, pause=0.5)
+        until(lambda: self.status(run).startswith("finished"), f"run {run} finishes", patience, pause=2.0)
         return Outcome(self.status(run), self.flwr("log", str(run), "here", "--show"))
 
     def status(self, run: int) -> str:

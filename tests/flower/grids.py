@@ -31,6 +31,7 @@ class Local(Grid):
         self.nodes = {100 + client: client for client in range(clients)}  # node -> client
         self.faults = dict(faults or {})
         self.run_config: dict[str, str] = {}
+        self.first: tuple[int, ...] = ()  # clients that are quicker than the others
         self.sent: list[tuple[Round, RecordDict]] = []
         self.received: list[tuple[Round, RecordDict]] = []
         self._replies: dict[str, Message] = {}
@@ -44,7 +45,7 @@ class Local(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         names = []
-        for message in messages:
+        for message in sorted(messages, key=lambda one: self.nodes.get(one.metadata.dst_node_id) not in self.first):
             name = uuid.uuid4().hex
             message.metadata.__dict__["_message_id"] = name
             names.append(name)

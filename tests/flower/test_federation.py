@@ -1,71 +1,15 @@
 """A run over Flower's messages is the run in this process, bit for bit; only what is shared travels."""
 
 import pytest
-import torch
 
-from fedlag import checkpoint, execution, experiment
+from fedlag import tree
 from fedlag.algorithms import REGISTRY
 from fedlag.experiment import can_take_lag
-from fedlag.flower.server_app import Settings, run
+from fedlag.flower import wire
 from fedlag.results import read
-from flower.grids import Local
+from flower.runs import LAG, app, in_process, on_flower, same, scores, server_of
 
-SMALL = {
-    "rounds": 4,
-    "evaluate_every": 2,
-    "data": {"clients": 4, "limit": 200, "alpha": 1.0},
-    "model": {"name": "mlp", "hidden": [8, 8]},
-    "training": {"batch": 10, "lr": 0.1},
-}
-LAG = {"kind": "lag", "k": 1, "warmup": 2}
-SETTINGS = Settings(timeout=30.0)
-
-
-def app(folder, **changes):
-    """An experiment, and a folder with its experiment.toml."""
-    one = experiment.load({**SMALL, **changes})
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "experiment.toml").write_text(one.toml())
-    return one
-
-
-def on_flower(one, folder, faults=None, settings=SETTINGS, grid=None):
-    """Runs it; returns the grid and the run's folder."""
-    grid = grid or Local(folder, folder / "store", one.data.clients, faults)
-    made = run(one, grid, Settings(**{**vars(settings), "folder": str(folder / "run")}))
-    return grid, made
-
-
-def in_process(one, folder, **options):
-    return execution.execute(one, folder / "in-process", **options)
-
-
-def server_of(folder):
-    one = experiment.load(folder / "experiment.toml")
-    saved = checkpoint.load(folder, one.hash, execution.prepare(one).server)
-    return saved[0]
-
-
-def same(a, b):
-    """Bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
-
-
-def scores(folder):
-    """Those of clients' own models; the server's copy of personal layers is not scored on Flower."""
-    return [row for row in read(folder).rounds.to_pylist() if row["stage"] != "global"]
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_disks(monkeypatch):
-    monkeypatch.setattr("fedlag.files.os.fsync", lambda handle: None)
-
+pytestmark = pytest.mark.usefixtures("no_waiting_for_disks")
 
 METHODS = [name for name in REGISTRY if not REGISTRY[name]().pooled]
 
@@ -78,3 +22,50 @@ def test_every_method_gives_the_same_bits_as_in_one_process(tmp_path, method):
     expected = in_process(one, tmp_path)
     assert same(server_of(folder), server_of(expected))
     assert scores(folder) == scores(expected)
+
+
+# What travels
+
+
+def names_in(content):
+    """Parameter names that have a tensor in a message, with what it is part of."""
+    call = wire.read_call(content)
+    return {*call.message.shared, *call.letter.birth, *tree.keys(call.message.extra), *tree.keys(call.letter.extra)}
+
+
+def test_what_is_personal_never_goes_down_to_a_client_that_has_it(tmp_path):
+    one = app(tmp_path, algorithm="scaffold", personal=LAG, rounds=6, evaluate_every=1)
+    grid, _ = on_flower(one, tmp_path)
+    met = set()
+    for (_, _, client), content in grid.sent:
+        if "fedlag" not in content:
+            continue  # the first call of all, which holds nothing
+        call = wire.read_call(content)
+        if call.message.personal and client in met:
+            assert not call.message.personal & names_in(content)
+        if call.scored == ():
+            met.add(client)
+    assert any(wire.read_call(content).message.personal for _, content in grid.sent if "fedlag" in content)
+
+
+def test_frozen_after_the_warm_up_personal_layers_do_not_go_up_either(tmp_path):
+    one = app(tmp_path, algorithm="fedavg", personal={**LAG, "mode": "frozen"}, rounds=5)
+    grid, _ = on_flower(one, tmp_path)
+    last = [wire.read_answer(content).reply for what, content in grid.received if what[:2] == ("train", 5)]
+    personal = wire.read_call(grid.sent[-1][1]).message.personal
+    assert len(last) == 4
+    assert personal
+    for reply in last:
+        assert not personal & {*reply.update, *reply.trained, *tree.keys(reply.extra)}
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "frozen"])
+def test_bytes_measured_equal_the_ledger(tmp_path, mode):
+    one = app(tmp_path, algorithm="scaffold", personal={**LAG, "mode": mode}, rounds=5)
+    grid, folder = on_flower(one, tmp_path)
+    for way, messages in (("down", grid.sent), ("up", grid.received)):
+        for round in range(1, 6):
+            measured = sum(wire.payload(content) for what, content in messages if what[:2] == ("train", round))
+            rows = read(folder).bytes.to_pylist()
+            ledger = sum(row["bytes"] for row in rows if (row["direction"], row["round"]) == (way, round))
+            assert measured == ledger > 0

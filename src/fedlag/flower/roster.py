@@ -31,6 +31,7 @@ class Roster:
         self.grid = grid
         self.experiment = experiment
         self.hellos: dict[int, Hello] = {}  # node -> what it said, if it can take part
+        self.refused: dict[int, str] = {}  # node -> why it cannot
         self._asked: Counter[int] = Counter()  # node -> how often it was asked in vain
 
     def present(self, clients: Collection[int], least: int, seconds: float) -> dict[int, int]:
@@ -41,9 +42,10 @@ class Roster:
             if len(there) >= least:
                 return there
             if time.monotonic() >= end:
+                refused = "".join(f" Node {node} cannot take part: {why}." for node, why in self.refused.items())
                 raise InputError(
                     f"After {seconds:g} s {len(there)} of the {least} clients that a round needs are there; start the "
-                    "SuperNodes of the others and run the app again: it goes on from its last checkpoint."
+                    f"SuperNodes of the others and run the app again: it goes on from its last checkpoint.{refused}"
                 )
             time.sleep(0.2)
 
@@ -51,6 +53,7 @@ class Roster:
         """client -> node, of all that are there. Of several nodes that say the same, the one that came last."""
         there = set(self.grid.get_node_ids())
         self.hellos = {node: hello for node, hello in self.hellos.items() if node in there}
+        self.refused = {node: why for node, why in self.refused.items() if node in there}
         strangers = [node for node in sorted(there - self.hellos.keys()) if self._asked[node] < ATTEMPTS]
         if strangers:
             self._asked.update(strangers)
@@ -61,21 +64,24 @@ class Roster:
     def _hear(self, reply: Message) -> None:
         node = reply.metadata.src_node_id
         self._asked[node] = ATTEMPTS  # whatever it said, it will say again
-        if reply.has_error():
-            log.warning("Node %d cannot take part: %s", node, reply.error.reason)
+        problem, hello = self._problem(reply)
+        if hello is None:
+            self.refused[node] = problem
+            log.warning("Node %d cannot take part: %s", node, problem)
             return
+        for other in [other for other, known in self.hellos.items() if known.client == hello.client]:
+            log.warning("Client %d is now node %d, no longer node %d", hello.client, node, other)
+            del self.hellos[other]
+        self.hellos[node] = hello
+
+    def _problem(self, reply: Message) -> tuple[str, Hello | None]:
+        """What the node said, or why that cannot be used."""
+        if reply.has_error():
+            return reply.error.reason or f"Flower's error {reply.error.code}", None
         try:
             hello = wire.read_hello(reply.content)
         except InputError as error:
-            log.warning("Node %d cannot take part: %s", node, error)
-            return
+            return str(error), None
         if hello.experiment != self.experiment:
-            log.warning(
-                "Node %d cannot take part: its experiment is %s, the server's %s; both need the same fedlag.",
-                *(node, hello.experiment, self.experiment),
-            )
-            return
-        for other in [other for other, known in self.hellos.items() if known.client == hello.client]:
-            log.warning("Client %d is now node %d, no longer node %d.", hello.client, node, other)
-            del self.hellos[other]
-        self.hellos[node] = hello
+            return f"its experiment is {hello.experiment}, the server's {self.experiment}; install one fedlag", None
+        return "", hello
