@@ -20,7 +20,7 @@ from typing import NamedTuple
 import fedlag
 
 PROGRAMS = Path(sys.executable).parent
-PATIENCE = 120.0  # seconds for anything to happen on a busy machine
+PATIENCE = 600.0  # seconds for anything to happen on a busy machine
 
 
 class Outcome(NamedTuple):
@@ -34,7 +34,7 @@ class Deployment:
     def __init__(self, folder: Path, *, simulation: bool = False, superlink: Sequence[str] = ("--insecure",)) -> None:
         self.folder = folder
         self.port = free_port()
-        self.state = folder / "state"  # where clients keep what they keep
+        self.store = folder / "flwr" / "fedlag"  # where clients keep what they keep
         self.simulation = simulation
         self.superlink = superlink
         self.connection = {"address": f"127.0.0.1:{self.port}", "insecure": True}
@@ -48,7 +48,6 @@ class Deployment:
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FEDLAG_STATE": str(self.state),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(Path(fedlag.__file__).parents[1]),
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -127,7 +126,7 @@ class Deployment:
         return int(json.loads(answer[answer.index("{") :])["run-id"])
 
     def wait(self, run: int, patience: float = PATIENCE) -> Outcome:
-        until(lambda: self.status(run).startswith("finished"), f"run {run} finishes", patience, pause=2.0)
+        until(lambda: self.status(run).startswith("finished"), f"run {run} finishes", patience, pause=1.0)
         return Outcome(self.status(run), self.flwr("log", str(run), "here", "--show"))
 
     def status(self, run: int) -> str:
