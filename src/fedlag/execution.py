@@ -82,17 +82,18 @@ def execute(
     notify: Notify = lambda event: None,
     workers: int | None = None,
     prepare: Callable[[Experiment, int | None], Prepared] = prepare,
+    patience: float = 0.0,
 ) -> Path:
     """Run to the end into `folder` (by default one named by method, seed and hash) and return it.
 
     A directory that holds an interrupted run of the same experiment is continued from its last checkpoint, to the
     same bits as if it had never stopped; a finished one is left as it is.
+    patience: seconds to wait for another process that writes it.
     """
     folder = RUNS / experiment.folder if folder is None else Path(folder)
-    parts = (
-        None if (folder / "manifest.json").exists() else prepare(experiment, workers)
-    )  # may refuse: nothing is written yet
-    with _only_writer(folder):
+    # The experiment may be refused, and then nothing is written yet.
+    parts = None if (folder / "manifest.json").exists() else prepare(experiment, workers)
+    with _only_writer(folder, patience):
         manifest = _claim(folder, experiment)
         if manifest.get("finished"):
             notify({"type": "finished", "folder": str(folder), "seconds": manifest["seconds"]})
@@ -244,11 +245,11 @@ def _pooled(federated: Federated) -> Source:
 
 
 @contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
+def _only_writer(folder: Path, patience: float) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock")
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=patience)
     except Timeout:
         raise InputError(
             f"Another process is writing the run {folder}; wait for it, or end it, and call again."

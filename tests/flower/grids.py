@@ -31,6 +31,7 @@ class Local(Grid):
         self.nodes = {100 + client: client for client in range(clients)}  # node -> client
         self.faults = dict(faults or {})
         self.run_config: dict[str, str] = {}
+        self.node_config: dict[int, dict[str, object]] = {}  # client -> what only its node says
         self.first: tuple[int, ...] = ()  # clients that are quicker than the others
         self.sent: list[tuple[Round, RecordDict]] = []
         self.received: list[tuple[Round, RecordDict]] = []
@@ -82,6 +83,7 @@ class Local(Grid):
 
     def context(self, node: int, client: int) -> Context:
         config = {"partition-id": client, "num-partitions": len(self.nodes), "fedlag-store": str(self.store)}
+        config |= self.node_config.get(client, {})
         return Context(1, node, config, RecordDict(), dict(self.run_config))
 
     # What the runtime does not use

@@ -11,6 +11,7 @@ from flower.grids import Local
 
 SMALL = {
     "rounds": 4,
+    "federation": "sequential",  # the reference; what is chosen by itself equals it up to rounding
     "evaluate_every": 2,
     "data": {"clients": 4, "limit": 300, "split": "classes", "classes_per_client": 3},
     "model": {"name": "mlp", "hidden": [8, 8]},
@@ -38,8 +39,8 @@ def on_flower(one, folder, faults=None, settings=SETTINGS, grid=None):
 def in_process(one, folder, absent=(), least=1):
     """The same experiment where some clients, given as (round from 1, client), never heard of the round."""
 
-    def prepare(one):
-        parts = execution.prepare(one)
+    def prepare(one, workers=None):
+        parts = execution.prepare(one, workers)
         return dataclasses.replace(parts, federation=Absent(parts.federation, frozenset(absent)), least=least)
 
     return execution.execute(one, folder / "in-process", prepare=prepare)

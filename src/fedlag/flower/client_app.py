@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from flwr.app import Context
+from flwr.app import Context, Error
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 
 from fedlag.errors import InputError, Lost
 from fedlag.federation.sequential import one_thread
@@ -33,7 +34,11 @@ def client_app(file: str | Path) -> ClientApp:
 
     @app.query()
     def hello(message: FlowerMessage, context: Context) -> FlowerMessage:
-        return FlowerMessage(wire.write(site_of(home, context).hello), reply_to=message)
+        try:
+            return FlowerMessage(wire.write(site_of(home, context).hello), reply_to=message)
+        except InputError as error:
+            log.error("%s", error)
+            return FlowerMessage(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
 
     @app.train()
     def train(message: FlowerMessage, context: Context) -> FlowerMessage:

@@ -20,6 +20,7 @@ from fedlag.birth import born
 from fedlag.errors import InputError
 from fedlag.execution import RUNS, Event, Prepared, execute
 from fedlag.experiment import Experiment
+from fedlag.federation.choice import Choice
 from fedlag.files import write_atomically, writing
 from fedlag.flower.federation import Flower
 from fedlag.flower.roster import Roster
@@ -27,6 +28,9 @@ from fedlag.flower.site import experiment_of
 from fedlag.flower.wire import Hello
 
 log = logging.getLogger("flwr")  # where Flower's programs say what they do
+
+
+ORPHAN = 120.0  # seconds within which the ServerApp of a SuperLink that was killed notices and ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +63,13 @@ def run(experiment: Experiment, grid: Grid, settings: Settings) -> Path:
     """Run an experiment on the nodes of a grid; an interrupted run goes on from its last checkpoint."""
     folder = Path(settings.folder or RUNS / experiment.folder).absolute()
     absent: Counter[int] = Counter()
-    return execute(experiment, folder, partial(_say, absent), partial(prepare, grid, settings, folder))
+    prepared = partial(prepare, grid, settings, folder)
+    return execute(experiment, folder, partial(_say, absent), prepared, patience=ORPHAN)
 
 
-def prepare(grid: Grid, settings: Settings, folder: Path, experiment: Experiment) -> Prepared:
+def prepare(
+    grid: Grid, settings: Settings, folder: Path, experiment: Experiment, workers: int | None = None
+) -> Prepared:
     """Meet the clients and learn what their data look like; the server needs none."""
     if experiment.algorithm.pooled:
         raise InputError(
@@ -86,6 +93,7 @@ def prepare(grid: Grid, settings: Settings, folder: Path, experiment: Experiment
         task,
         server,
         federation,
+        Choice("flower", "every client on a node of its own", clients),
         experiment.sampling,
         partition=_partition(hellos),
         least=settings.minimum,
@@ -126,6 +134,8 @@ def _name(folder: Path) -> str:
 
 def _say(absent: Counter[int], event: Mapping[str, Any] | Event) -> None:
     """A line for every round, and who was left out of it."""
+    if event["type"] == "started":
+        return
     if event["type"] == "finished":
         log.info("Finished: %s", event["folder"])
         for client, count in sorted(absent.items()):
