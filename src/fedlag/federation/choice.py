@@ -25,7 +25,6 @@ FEDERATIONS: dict[str, Make] = {
     "threaded": Threaded,
     "batched": Batched,
     "vectorized": Vectorized,
-    "vectorized": Vectorized,
 }
 NAMES = ("auto", *FEDERATIONS)
 
