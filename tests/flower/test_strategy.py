@@ -46,10 +46,6 @@ def source(client, part):
     return Batch(x, (x[:, :3].argmax(1) + client % 2) % 3)
 
 
-app = ClientApp(mods=[keep_personal])
-
-
-@app.train()
 def train(message, context):
     """An ordinary PyTorch loop, over the batches the simulator draws."""
     net = network()
@@ -66,7 +62,6 @@ def train(message, context):
     return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 
 
-@app.evaluate()
 def evaluate(message, context):
     net = network()
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -74,6 +69,17 @@ def evaluate(message, context):
     x, y = source(context.node_config["partition-id"], "test")
     metrics = MetricRecord({"accuracy": float((net(x).argmax(1) == y).float().mean()), "num-examples": len(y)})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def with_mods(*training, always=()):
+    """The app with mods around training, and `always` around evaluation too."""
+    app = ClientApp()
+    app.train(mods=[*always, *training])(train)
+    app.evaluate(mods=[*always] or [mod for mod in training if mod is keep_personal])(evaluate)
+    return app
+
+
+app = with_mods(keep_personal)
 
 
 def initial():
@@ -191,10 +197,7 @@ def test_the_app_sees_whole_models_and_nothing_of_ours(tmp_path):
         seen.append((list(message.content["arrays"]), set(message.content["config"]), set(message.content)))
         return call_next(message, context)
 
-    other = ClientApp(mods=[keep_personal, looks])
-    other.train()(train)
-    other.evaluate()(evaluate)
-    run(tmp_path, nodes=Nodes(other, tmp_path))
+    run(tmp_path, nodes=Nodes(with_mods(always=[keep_personal, looks]), tmp_path))
     assert len(seen) == 5 * 8
     for arrays, config, records in seen:
         assert arrays == list(initial())

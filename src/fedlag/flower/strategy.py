@@ -145,8 +145,7 @@ class FedLAG(FedAvg):
         if not settled.used:
             log.warning("Round %d changes nothing: fewer than %d usable replies.", before.round + 1, self.min_replies)
             return None, None
-        if self.state:
-            checkpoint.save(self.state, self._experiment, self._server, {})
+        self._save()
         if not self._leads:
             self._keep_announced(before)
         if self.personal != self.lag.personal(before.rule):
@@ -185,6 +184,7 @@ class FedLAG(FedAvg):
             if saved := checkpoint.load(self.state, self._experiment, self._server):
                 self._server = saved[0]
                 log.info("Going on after round %d, as saved in %s.", self._server.round, self.state)
+            self._save()
 
     def _refuse_what_cannot_be_wrapped(self) -> None:
         if self.lag.mode != "frozen" or self.lag.norm == "local":
@@ -196,6 +196,10 @@ class FedLAG(FedAvg):
             raise InputError(
                 "state cannot be kept inside another strategy, which changes what is aggregated; leave it out."
             )
+
+    def _save(self) -> None:
+        if self.state:
+            checkpoint.save(self.state, self._experiment, self._server, {})
 
     def _take(self, arrays: ArrayRecord) -> None:
         """What the caller holds is what counts: a strategy around this one may have added noise to it."""
