@@ -92,7 +92,8 @@ def settle(
     odd: list[tuple[int, str]] = []
     for answer in sorted(answers, key=lambda answer: answer.node):
         if answer.node not in asked:
-            odd.append((answer.node, "it was not asked"))
+            said = f" (and said: {answer.reply})" if isinstance(answer.reply, Exception) else ""
+            odd.append((answer.node, f"it was not asked{said}"))
         elif answer.node in first:
             odd.append((answer.node, "it answered before"))
         else:
