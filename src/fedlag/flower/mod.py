@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
-from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
@@ -19,7 +17,7 @@ from fedlag.errors import InputError
 from fedlag.flow import Client
 from fedlag.flower import instructions
 from fedlag.flower.instructions import CONFIG, RECEIPT, TRAINED, UPDATE, Instructions, to_arrays, to_tensors
-from fedlag.flower.store import Store
+from fedlag.flower.store import Store, root
 from fedlag.tree import Params
 
 log = logging.getLogger("flwr.fedlag")  # where Flower says what it does
@@ -33,7 +31,7 @@ def keep_personal(message: Message, context: Context, call_next: ClientAppCallab
     if not found:
         return call_next(message, context)
     told, config = instructions.read(message.content.config_records[found[0]])
-    store = Store.of(folder(context), told.run, site(context))
+    store = Store.of(root(context), told.run, site(context))
     ((key, shared),) = message.content.array_records.items()
     try:
         personal = _personal(told, store.load(before=told.round))
@@ -61,14 +59,6 @@ def keep_personal(message: Message, context: Context, call_next: ClientAppCallab
         receipt["partition"] = site(context)
     reply.content = RecordDict({**records, RECEIPT: receipt})
     return reply
-
-
-def folder(context: Context) -> Path:
-    """Where a node keeps its layers: `fedlag-store` in its or the run's configuration, or beside Flower's files."""
-    given = context.node_config.get("fedlag-store") or context.run_config.get("fedlag-store")
-    if given:
-        return Path(str(given)).expanduser()
-    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "fedlag"
 
 
 def site(context: Context) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.app import Context
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -24,6 +26,12 @@ from fedlag.flow import Client
 log = logging.getLogger(__name__)
 
 KEPT = 2  # a server that died in round r asks for it again, and then needs what a site had before it trained r
+
+
+def root(context: Context) -> Path:
+    """Where a node keeps its layers: the node configuration's `fedlag-store`, else beside Flower's own files."""
+    given = context.node_config.get("fedlag-store")
+    return (Path(str(given)) if given else Path(os.environ.get("FLWR_HOME") or "~/.flwr") / "fedlag").expanduser()
 
 
 @dataclass(frozen=True)
