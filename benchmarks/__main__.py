@@ -52,9 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def report(cases: list[Case], replicates: int, companions: list[str], quick: bool) -> str:
     """Measure, and tell in Markdown."""
+    began = time.monotonic()
     peak = measured_peak(cases) if cases else None
     results, failures = collect(cases, replicates)
-    parts = [heading(results, peak, replicates, quick)]
+    minutes = (time.monotonic() - began) / 60
+    parts = [heading(results, peak, replicates, quick, minutes)]
     for section in dict.fromkeys(case.section for case in results):
         own = {case: runs for case, runs in results.items() if case.section == section}
         parts += [f"### {table.SECTIONS[section]}", getattr(table, section)(own, peak)]
@@ -118,7 +120,7 @@ def measured_peak(cases: list[Case]) -> Result:
     return peak
 
 
-def heading(results: table.Results, peak: Result | None, replicates: int, quick: bool) -> str:
+def heading(results: table.Results, peak: Result | None, replicates: int, quick: bool, minutes: float) -> str:
     """When, on what, with which versions."""
     versions: dict[str, str] = {}
     for runs in results.values():
@@ -127,7 +129,7 @@ def heading(results: table.Results, peak: Result | None, replicates: int, quick:
         f"Measured on {datetime.now(UTC):%Y-%m-%d}; {processor()}, {os.cpu_count()} cores, {memory():.0f} GiB, "
         f"{platform.system()}; {', '.join(f'{name} {number}' for name, number in versions.items())}.",
         f"{replicates} fresh process{'es' if replicates > 1 else ''} for each figure: the median of their median "
-        "rounds, and the least and most of them.",
+        f"rounds, and the least and most of them. {minutes:.0f} minutes in all.",
     ]
     if peak:
         lines.append(

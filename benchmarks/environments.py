@@ -14,7 +14,6 @@ PEERS = {  # what pip is asked for; torch as constraints.txt has it, which is a 
     "pfl": ("pfl", "torch"),
     "fedjax": ("fedjax",),
     "flgo": ("flgo", "torch"),
-    "fedlab": ("fedlab", "torch"),
 }
 
 

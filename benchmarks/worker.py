@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.protocol import Clock, Unavailable, own_peak
 from benchmarks.workloads import Workload
 
-NAMED = ("fedlag", "torch", "flwr", "ray", "pfl", "fedjax", "jax", "flgo", "fedlab", "numpy")
+NAMED = ("fedlag", "torch", "flwr", "ray", "pfl", "fedjax", "jax", "flgo", "numpy")
 
 
 def work(task: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Workload:
     clients: int = 20
     train: int = 400  # images of each client
     test: int = 100
-    rounds: int = 3  # timed ones; a first round goes before them
+    rounds: int = 2  # timed ones; a first round goes before them
     evaluate: bool = False
     hidden: tuple[int, ...] | None = None  # other widths of the fully connected layers than the model's own
     classes: int = 10
@@ -50,13 +50,13 @@ WORKLOADS = {
     "cnn-b32": Workload("cnn", GREY, batch=32),
     "cnn-eval": Workload("cnn", GREY, batch=10, evaluate=True),
     "cnn-b32-eval": Workload("cnn", GREY, batch=32, evaluate=True),
-    "mlp": Workload("mlp", GREY, batch=10, rounds=20),
-    "mlp-b32": Workload("mlp", GREY, batch=32, rounds=20),
-    "mlp-eval": Workload("mlp", GREY, batch=10, rounds=20, evaluate=True),
-    "mlp-b32-eval": Workload("mlp", GREY, batch=32, rounds=20, evaluate=True),
+    "mlp": Workload("mlp", GREY, batch=10, rounds=10),
+    "mlp-b32": Workload("mlp", GREY, batch=32, rounds=10),
+    "mlp-eval": Workload("mlp", GREY, batch=10, rounds=10, evaluate=True),
+    "mlp-b32-eval": Workload("mlp", GREY, batch=32, rounds=10, evaluate=True),
     # Smaller than the others, which would take minutes a round: speed is per image.
     "resnet9": Workload("resnet9", COLOUR, batch=10, clients=4, train=100, test=20),
-    "resnet20w": Workload("resnet20w", COLOUR, batch=10, clients=4, train=40, test=20, rounds=2),
+    "resnet20w": Workload("resnet20w", COLOUR, batch=10, clients=4, train=40, test=20),
     # Memory alone: ten clients' models of 11 million parameters.
     "resnet18": Workload("resnet18", COLOUR, batch=10, clients=10, train=10, test=10, rounds=1),
 }
@@ -64,7 +64,7 @@ WORKLOADS = {
 
 def quick(workload: Workload) -> Workload:
     """The same on a tenth of the images or less, for trying the command out."""
-    return replace(workload, clients=4, train=min(workload.train, 64), test=16, rounds=min(workload.rounds, 2))
+    return replace(workload, clients=4, train=min(workload.train, 40), test=10, rounds=min(workload.rounds, 2))
 
 
 class Client(NamedTuple):
