@@ -23,7 +23,7 @@ from benchmarks.protocol import ROOT, Result
 
 README = ROOT / "benchmarks" / "README.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
-COMPANIONS = ("analysis", "population")  # measurements with a command of their own, which print Markdown
+COMPANIONS = ("startup", "analysis", "population")  # measurements with a command of their own, which print Markdown
 
 
 def main(arguments: list[str] | None = None) -> int:

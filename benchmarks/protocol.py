@@ -77,9 +77,9 @@ def measure(python: Path, task: Result, threads: int | None, limit: float, log: 
     ):  # fmt: skip
         peak, until = 0, time.monotonic() + limit
         while process.poll() is None:
-            if time.monotonic() > until:
+            if time.monotonic() >= until:
                 end(process.pid)
-                return {"error": f"not done after {limit:.0f} seconds"}
+                return {"error": f"not done after {limit:g} seconds"}
             members = list(_family(process.pid))
             if len(members) > 1:
                 peak = max(peak, sum(map(_proportional, members)))

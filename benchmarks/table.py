@@ -29,7 +29,7 @@ def load(results: Results, peak: Result | None) -> str:
         own = {case.loaded: seconds(runs) for case, runs in results.items() if case.engine == engine}
         quiet, busy = own.get(False), own.get(True)
         slower = f"{median(busy) / median(quiet):.2f}" if quiet and busy else ""
-        rows.append([ENGINES[engine].label, _spread(quiet), _spread(busy), slower])
+        rows.append([ENGINES[engine].label, spread(quiet), spread(busy), slower])
     return grid(header, rows)
 
 
@@ -39,7 +39,7 @@ def curves(results: Results, peak: Result | None) -> str:
     rows = []
     for name in dict.fromkeys(case.name for case in results):
         own = {case.engine: seconds(runs) for case, runs in results.items() if case.name == name}
-        rows.append([name, *(_spread(own.get(engine)) for engine in engines)])
+        rows.append([name, *(spread(own.get(engine)) for engine in engines)])
     return grid(["s a round", *(ENGINES[engine].label for engine in engines)], rows)
 
 
@@ -56,6 +56,11 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def seconds(replicates: list[Result]) -> list[float]:
     """The median round of every replicate, in ascending order."""
     return sorted(median(one["rounds"]) for one in replicates)
+
+
+def spread(taken: list[float] | None) -> str:
+    """Median, least and most of figures in ascending order."""
+    return f"{median(taken):.3g} ({taken[0]:.3g}–{taken[-1]:.3g})" if taken else ""
 
 
 def _workload(name: str, results: Results, peak: Result | None) -> str:
@@ -78,7 +83,7 @@ def _row(case: Case, replicates: list[Result], baseline: list[float] | None, pea
     foreign = max(one["foreign"] for one in replicates)
     return [
         ENGINES[case.engine].label,
-        _spread(taken),
+        spread(taken),
         _ratio(baseline, taken) if baseline else "",
         f"{images:,.0f}",
         _share(case, images, peak),
@@ -88,10 +93,6 @@ def _row(case: Case, replicates: list[Result], baseline: list[float] | None, pea
         f"{foreign:.2f}{' !' if foreign > BUSY and not case.loaded else ''}",
         f"{replicates[0]['loss']:.3f}",
     ]
-
-
-def _spread(taken: list[float] | None) -> str:
-    return f"{median(taken):.3g} ({taken[0]:.3g}–{taken[-1]:.3g})" if taken else ""
 
 
 def _ratio(baseline: list[float], taken: list[float]) -> str:

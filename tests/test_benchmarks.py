@@ -1,14 +1,17 @@
 """The benchmark command on workloads of a few steps: it compares equal work, and says what it could not measure."""
 
 import math
-from dataclasses import replace
+import os
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
 from benchmarks import __main__ as driver
-from benchmarks import plan, table
+from benchmarks import plan, protocol, table
 from benchmarks.engines import networks, plain
 from benchmarks.plan import Case
 from benchmarks.workloads import GREY, WORKLOADS, Workload, data, quick
@@ -83,6 +86,21 @@ def test_only_chooses_sections_workloads_and_engines():
     assert {(case.name, case.engine) for case in chosen} == {("cnn", "ours")}
     assert {case.section for case in plan.cases((), in_short=False)} == {"speed", "load", "curves"}
     assert all(case.workload == quick(case.workload) for case in plan.cases((), in_short=True))
+
+
+def test_a_measurement_that_takes_too_long_is_ended(tmp_path):
+    task = {"engine": "plain", "options": {}, "workload": asdict(TINY), "cores": None}
+    assert protocol.measure(Path(sys.executable), task, None, limit=0.2, log=tmp_path / "log") == {
+        "error": "not done after 0.2 seconds"
+    }
+    assert not [pid for pid in protocol._family(os.getpid()) if "benchmarks.worker" in _command(pid)]
+
+
+def _command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def _size(net):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,9 @@ def _experiment(workload: Workload, file: Path, federation: str, precision: str)
     rows = workload.train + workload.test + 1
     chosen = {"federation": federation, "precision": precision}
     known = {field.name for field in dataclasses.fields(fedlag.Experiment)}
-    for setting in chosen.keys() - known:
-        if chosen[setting] not in ("sequential", "fp32"):
-            raise Unavailable(f"fedlag {fedlag_version()} has no setting {setting!r}")
+    for setting, value in chosen.items():
+        if setting not in known and value not in ("sequential", "fp32"):
+            raise Unavailable(f"fedlag {version('fedlag')} has no setting {setting!r}")
     try:
         return fedlag.load(
             {
@@ -85,9 +86,3 @@ def _save(file: Path, workload: Workload) -> None:
         y=np.concatenate([np.concatenate([own.y, own.test_y, own.test_y[:1]]) for own in clients]),
         client=np.repeat(np.arange(workload.clients), workload.train + workload.test + 1),
     )
-
-
-def fedlag_version() -> str:
-    from importlib.metadata import version
-
-    return version("fedlag")
