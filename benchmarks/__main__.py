@@ -65,7 +65,9 @@ def report(cases: list[Case], replicates: int, companions: list[str], quick: boo
     for name in companions:
         if importlib.util.find_spec(f"benchmarks.{name}"):
             command = [sys.executable, "-m", f"benchmarks.{name}", *(["--quick"] if quick else [])]
-            done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+            done = subprocess.run(
+                command, cwd=ROOT, env=protocol.environment(), stdout=subprocess.PIPE, text=True, check=False
+            )  # fmt: skip
             parts += [f"### {name.capitalize()}", done.stdout.strip() or f"ended with code {done.returncode}"]
     return "\n\n".join(parts) + "\n"
 
@@ -86,7 +88,7 @@ def collect(cases: list[Case], replicates: int) -> tuple[table.Results, list[tup
                 result = take(case)
                 say(case, result)
                 if reason := result.get("unavailable") or result.get("error"):
-                    failures.append((_title(case), reason))
+                    failures.append((_title(case), reason.replace(f"{ROOT}/", "")))
                 else:
                     results[case].append(result)
     return {case: runs for case, runs in results.items() if runs}, failures
@@ -115,7 +117,9 @@ def take(case: Case) -> Result:
 def measured_peak(cases: list[Case]) -> Result:
     workloads = [(case.name, asdict(case.workload)) for case in {case.name: case for case in cases}.values()]
     command = [sys.executable, "-m", "benchmarks.peak", json.dumps(workloads)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=protocol.environment(), stdout=subprocess.PIPE, text=True, check=True
+    )  # fmt: skip
     peak: Result = json.loads(done.stdout)
     return peak
 

@@ -62,17 +62,13 @@ def measure(python: Path, task: Result, threads: int | None, limit: float, log: 
 
     threads: of every numerical library, their own choice if None. limit: seconds until it is ended.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in THREADS}
-    environment |= {"PYTHONPATH": os.pathsep.join(_path(python)), "PYTHONWARNINGS": "ignore"}
-    if threads is not None:
-        environment |= dict.fromkeys(THREADS, str(threads))
     given = json.dumps({**task, "spawned": time.monotonic()})
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            [python, "-m", "benchmarks.worker", given],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+            [python, "-m", "benchmarks.worker", given], cwd=ROOT, env=environment(python, threads),
+            stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
         ) as process,
     ):  # fmt: skip
         peak, until = 0, time.monotonic() + limit
@@ -94,6 +90,17 @@ def measure(python: Path, task: Result, threads: int | None, limit: float, log: 
     return result
 
 
+def environment(python: Path = Path(sys.executable), threads: int | None = None) -> dict[str, str]:
+    """Numerical libraries choose their own number of threads if None is given, whatever is set here.
+
+    Peers see the benchmarks and nothing else of ours; our own interpreter sees what this one sees.
+    """
+    path = [str(ROOT), os.environ.get("PYTHONPATH", "") if python == Path(sys.executable) else ""]
+    kept = {name: value for name, value in os.environ.items() if name not in THREADS}
+    chosen = dict.fromkeys(THREADS, str(threads)) if threads is not None else {}
+    return {**kept, **chosen, "PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTHONWARNINGS": "ignore"}
+
+
 def end(pid: int) -> None:
     """End a process and all that came of it."""
     for member in list(_family(pid)):
@@ -105,12 +112,6 @@ def own_peak() -> int:
     """The most memory this process ever held, in bytes."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-
-
-def _path(python: Path) -> list[str]:
-    """Peers see this folder and nothing of ours; our own process sees what this one sees."""
-    own = os.environ.get("PYTHONPATH", "").split(os.pathsep) if python == Path(sys.executable) else []
-    return [str(ROOT), *filter(None, own)]
 
 
 def _others() -> float:
