@@ -11,15 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import plan, protocol, table
 from benchmarks.environments import CACHE, NotInstalled, python
 from benchmarks.plan import ENGINES, Case
 from benchmarks.protocol import ROOT, Result
+from benchmarks.workloads import WORKLOADS
 
 README = ROOT / "benchmarks" / "README.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
@@ -32,11 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--replicates", type=int, help="fresh processes for each figure (3; quick: 1)")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME",
-        help=f"a section (speed, load, curves, {', '.join(COMPANIONS)}), workload or engine; may be repeated",
+        help=f"a section ({', '.join((*table.SECTIONS, *COMPANIONS))}), workload or engine; may be repeated",
     )  # fmt: skip
     parser.add_argument("--readme", action="store_true", help="write the tables into benchmarks/README.md")
     given = parser.parse_args(arguments)
-    known = {*ENGINES, *COMPANIONS, *(name for case in plan.cases((), False) for name in (case.section, case.name))}
+    known = {*table.SECTIONS, *COMPANIONS, *WORKLOADS, *ENGINES}
     if unknown := [name for name in given.only if name not in known]:
         parser.error(f"unknown name {unknown[0]!r}; known: {', '.join(sorted(known))}")
     companions = [name for name in COMPANIONS if not given.only or name in given.only]
@@ -106,7 +108,7 @@ def take(case: Case) -> Result:
         "workload": asdict(case.workload),
         "cores": case.cores,
     }
-    with busy_core() if case.loaded else quiet():
+    with busy_core() if case.loaded else nullcontext():
         result = protocol.measure(interpreter, task, engine.threads, case.limit, CACHE / "logs" / f"{case.engine}.txt")
     done = result.get("steps")
     if done is not None and done != case.workload.steps:
@@ -126,9 +128,9 @@ def measured_peak(cases: list[Case]) -> Result:
 
 def heading(results: table.Results, peak: Result | None, replicates: int, quick: bool, minutes: float) -> str:
     """When, on what, with which versions."""
-    versions: dict[str, str] = {}
+    versions = {"python": platform.python_version(), "fedlag": version("fedlag")}
     for runs in results.values():
-        versions = {**runs[0]["versions"], **versions}
+        versions |= {name: number for name, number in runs[0]["versions"].items() if name not in versions}
     lines = [
         f"Measured on {datetime.now(UTC):%Y-%m-%d}; {processor()}, {os.cpu_count()} cores, {memory():.0f} GiB, "
         f"{platform.system()}; {', '.join(f'{name} {number}' for name, number in versions.items())}.",
@@ -184,11 +186,6 @@ def busy_core() -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    yield
 
 
 if __name__ == "__main__":
