@@ -17,6 +17,7 @@ from benchmarks import workloads
 from benchmarks.protocol import Clock, Outcome, Unavailable
 from benchmarks.workloads import Workload
 from fedlag.execution import prepare
+from fedlag.federation.sequential import one_thread
 from fedlag.run import evaluate, rounds
 
 
@@ -28,10 +29,11 @@ def run(workload: Workload, clock: Clock, federation: str = "auto", precision: s
     counted = Counted(parts.federation)
     coming = rounds(parts.task, parts.server, counted, parts.sampling, seed=0)
     clock.ready()
-    for done in islice(coming, clock.rounds):
-        if workload.evaluate:
-            evaluate(parts.task, done.server, parts.federation)
-        clock.lap()
+    with one_thread():  # as `execute` does
+        for done in islice(coming, clock.rounds):
+            if workload.evaluate:
+                evaluate(parts.task, done.server, parts.federation)
+            clock.lap()
     scores = [score["test"] for score in evaluate(parts.task, done.server, parts.federation, "global").values()]
     loss = sum(score.loss * score.examples for score in scores) / sum(score.examples for score in scores)
     return Outcome(loss, counted.steps / clock.rounds)
