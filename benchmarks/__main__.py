@@ -25,7 +25,11 @@ from benchmarks.workloads import WORKLOADS
 
 README = ROOT / "benchmarks" / "README.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
-COMPANIONS = ("startup", "analysis", "population")  # measurements with a command of their own, which print Markdown
+COMPANIONS = {  # measurements with a command of their own -> its arguments for a quick run
+    "startup": ("--quick",),
+    "analysis": ("--quick",),
+    "population": ("--clients", "10", "100", "--rounds", "3"),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,12 +70,16 @@ def report(cases: list[Case], replicates: int, companions: list[str], quick: boo
         parts += ["### Not measured", table.unmeasured(failures)]
     for name in companions:
         if importlib.util.find_spec(f"benchmarks.{name}"):
-            command = [sys.executable, "-m", f"benchmarks.{name}", *(["--quick"] if quick else [])]
-            done = subprocess.run(
-                command, cwd=ROOT, env=protocol.environment(), stdout=subprocess.PIPE, text=True, check=False
-            )  # fmt: skip
-            parts += [f"### {name.capitalize()}", done.stdout.strip() or f"ended with code {done.returncode}"]
+            parts += [f"### {name.capitalize()}", companion(name, COMPANIONS[name] if quick else ())]
     return "\n\n".join(parts) + "\n"
+
+
+def companion(name: str, arguments: tuple[str, ...]) -> str:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=protocol.environment(), stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        return f"Ended with code {done.returncode}."
+    return done.stdout.strip() if done.stdout.startswith("|") else f"```\n{done.stdout.strip()}\n```"
 
 
 def collect(cases: list[Case], replicates: int) -> tuple[table.Results, list[tuple[str, str]]]:
