@@ -80,8 +80,8 @@ def _personal(layers: Sequence[str]) -> str:
     return "personal: " + (", ".join(layers) if len(layers) <= 3 else f"{len(layers)} layers")
 
 
-def show_rows(rows: Sequence[Any], nothing: str = "Nothing to show.") -> None:
-    """Rows of plain values (dicts or named tuples) as a table; the first says the columns."""
+def show_rows(rows: Sequence[Any], nothing: str = "Nothing to show.", bold: int | None = None) -> None:
+    """Rows of plain values (dicts or named tuples) as a table; the first says the columns, one may stand out."""
     if not rows:
         say(nothing)
         return
@@ -90,8 +90,8 @@ def show_rows(rows: Sequence[Any], nothing: str = "Nothing to show.") -> None:
     for column, value in plain[0].items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         table.add_column(str(column).replace("_", " "), justify="right" if number else "left", overflow="fold")
-    for row in plain:
-        table.add_row(*(_cell(value) for value in row.values()))
+    for place, row in enumerate(plain):
+        table.add_row(*(_cell(value) for value in row.values()), style="bold" if place == bold else None)
     console.print(table)
 
 
@@ -104,8 +104,13 @@ def _cell(value: Any) -> str:
 
 
 def show_comparison(comparison: results.Comparison) -> None:
-    """The table of a comparison: accuracies in percent, gains in points, spreads over seeds."""
-    show_rows(results.printable(comparison))
+    """How good the models are, then who beats whom; a method stands out if all others are shown to be worse."""
+    leaders = comparison.leaders
+    first = list(comparison.methods).index(leaders[0]) if len(leaders) == 1 else None
+    show_rows(results.printable(comparison), bold=first)
+    show_rows(results.standings(comparison), bold=first)
+    if comparison.added:
+        say("* not asked for: every comparison has it")
 
 
 def show_runs(runs: Sequence[results.Run]) -> None:
