@@ -80,7 +80,11 @@ def test_a_comparison_ends_with_a_table_a_sentence_and_the_place(call):
     assert "of 10 clients" in out
     assert "Results: runs/compare-demo" in out
     report = json.loads(Path("runs/compare-demo/comparison.json").read_text())
-    assert [row["method"] for row in report["methods"]] == ["local", "fedavg", "fedlag"]
+    assert [row["method"] for row in report["methods"]] == [
+        *("local", "fedavg", "fedlag", "fedavg-ft", "warmstart", "random-layers")
+    ]
+    assert [row["method"] for row in report["methods"] if row["added"]] == ["fedavg-ft", "warmstart", "random-layers"]
+    assert "random-layers *" in out
     assert report["verdict"] in out.replace("\n", " ")
     code, again, _ = call(*words, "--json")  # everything is there already
     assert json.loads(again) == report

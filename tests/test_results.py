@@ -342,8 +342,9 @@ def test_a_verdict_says_what_the_tests_show(simple):
     assert outcomes == {"fedavg-ft": "beats", "fedlag": "beats", "fedavg": "loses to"}
     assert comparison.against("fedavg-ft")["fedlag"].outcome == "no difference shown"
     sentence = results.verdict(comparison)
-    assert "; it beats training alone by 3.0 points; no difference from FedAvg+FT is shown (" in sentence
-    assert results.verdict(comparison, "fedavg").count("it loses to") == 2
+    assert "; it beats training alone by 3.0 and FedAvg by 6.9 points; no difference is shown" in sentence
+    loses = results.verdict(comparison, "fedavg")
+    assert loses.endswith("; it loses to training alone by 3.9 and FedAvg+FT by 6.8 points.")
     assert comparison.leaders == ["fedavg-ft", "fedlag"]  # a tie: nobody stands out
     rows = {row["method"]: row for row in results.rows(comparison)}
     assert [name for name, row in rows.items() if row["leader"]] == comparison.leaders
@@ -424,8 +425,7 @@ def test_a_method_that_helps(simple):
     sentence = verdict(simple, local=[0.5] * 4, fedlag=[0.531, 0.6, 0.531, 0.4], tuned=[0.5115] * 4)
     assert sentence == (
         "FedLAG: 3 of 4 clients gain over training alone (median +3.1 points), 1 loses, 0 stay equal; "
-        "no difference from training alone is shown (+1.6 points, a single seed); "
-        "no difference from FedAvg+FT is shown (+0.4 points, a single seed)."
+        "no difference is shown from training alone (+1.6) and FedAvg+FT (+0.4), by a single seed."
     )
 
 
@@ -433,8 +433,7 @@ def test_a_method_that_harms(simple):
     sentence = verdict(simple, local=[0.5] * 4, fedlag=[0.25, 0.25, 0.75, 0.5], tuned=[0.4475] * 4)
     assert sentence == (
         "FedLAG: 2 of 4 clients lose against training alone (median -12.5 points), 1 gains, 1 stays equal; "
-        "no difference from training alone is shown (-6.2 points, a single seed); "
-        "no difference from FedAvg+FT is shown (-1.0 points, a single seed)."
+        "no difference is shown from training alone (-6.2) and FedAvg+FT (-1.0), by a single seed."
     )
 
 
@@ -442,8 +441,7 @@ def test_a_method_that_changes_nothing(simple):
     sentence = verdict(simple, seeds=2, local=[0.5, 0.5], fedlag=[0.5, 0.5], tuned=[0.5004, 0.5004])
     assert sentence == (
         "FedLAG, 2 seeds: 0 of 4 clients gain over training alone (median +0.0 points), 0 lose, 4 stay equal; "
-        "no difference from training alone is shown (+0.0 ± 0.0 points); "
-        "no difference from FedAvg+FT is shown (+0.0 ± 0.0 points)."
+        "no difference is shown from training alone (+0.0 ± 0.0) and FedAvg+FT (+0.0 ± 0.0)."
     )
 
 
@@ -458,7 +456,7 @@ def test_without_fedavg_ft_nothing_is_said_of_it(simple):
     sentence = verdict(simple, local=[0.5], fedlag=[0.75])
     assert sentence == (
         "FedLAG: 1 of 1 clients gains over training alone (median +25.0 points), 0 lose, 0 stay equal; "
-        "no difference from training alone is shown (+25.0 points, a single seed)."
+        "no difference is shown from training alone (+25.0), by a single seed."
     )
 
 
@@ -472,8 +470,14 @@ def test_training_alone_is_not_compared_with_itself(simple):
     sentence = verdict(simple, method="local", local=[0.5], tuned=[0.25])
     assert sentence == (
         "Local is training alone, which the others are measured by, and reaches 50.0%; "
-        "no difference from FedAvg+FT is shown (+25.0 points, a single seed)."
+        "no difference is shown from FedAvg+FT (+25.0), by a single seed."
     )
+
+
+def test_without_a_name_the_first_that_is_no_control_is_judged(simple):
+    names = ("local", "fedrep", "fedper", "fedavg")
+    comparison = results.compare([simple([0.5], method=name) for name in names])
+    assert results.verdict(comparison).startswith("fedrep: ")
 
 
 def test_a_method_that_was_not_run_is_not_judged(simple):

@@ -97,8 +97,9 @@ def main() -> None:
 def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
     """Methods side by side on the same data, weights and sampling.
 
-    Without a file: the handwritten digits that come with fedlag, 20 clients with skewed labels, three seeds. Which
-    methods stand in a comparison is its [compare] table; [personal] settings reach the methods that know them.
+    Without a file: the handwritten digits that come with fedlag, 20 clients with skewed labels, five seeds. Which
+    methods stand in a comparison is its [compare] table; [personal] settings reach the methods that know them. Training
+    alone, FedAvg and FedAvg+FT are always among them, and beside LAG also a warm start and layers drawn by lot.
 
     \b
     fedlag compare
@@ -113,7 +114,8 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
     experiments = experiment.variants(base)
     folder = out or execution.RUNS / f"compare-{Path(source).stem if source else 'demo'}"
     with console.watching(experiments, quiet=as_json) as watch:
-        comparison = comparing.compare(experiments, folder, workers, watch)
+        added = [one["name"] for one in experiment.controls(base)]
+        comparison = comparing.compare(experiments, folder, workers, watch, added)
     if as_json:
         click.echo((folder / "comparison.json").read_text(encoding="utf-8"), nl=False)
         return

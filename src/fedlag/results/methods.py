@@ -13,7 +13,14 @@ from fedlag.results.reading import Run
 from fedlag.results.scores import NUMBERS, Floats, Ints, Summary, summarise
 from fedlag.significance import LOSES, Contrast, contrast, corrected
 
-LOCAL, TUNED = "local", "fedavg-ft"  # what every method has to beat
+LOCAL, TUNED = "local", "fedavg-ft"
+CONTROLS = {  # what every method has to beat, and its name in a sentence
+    LOCAL: "training alone",
+    "fedavg": "FedAvg",
+    TUNED: "FedAvg+FT",
+    "warmstart": "the warm start",
+    "random-layers": "layers drawn by lot",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,10 +175,9 @@ def difference(one: Method, other: Method) -> float | None:
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
     """One dict of plain values for each method: means over seeds, and their spread as `…_sd`.
 
-    `against` holds what the tests say: by how much it is ahead of training alone and of fine-tuned FedAvg, and whether
-    that is more than luck.
+    `against` holds what the tests say: by how much it is ahead of every control, and whether that is more than luck.
     """
-    references = {name: comparison.against(name) for name in (LOCAL, TUNED)}
+    references = {name: comparison.against(name) for name in CONTROLS}
     made = []
     for method in comparison.methods.values():
         row: dict[str, Any] = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fedlag.results.methods import LOCAL, TUNED, Comparison, Estimate, Method
+from collections.abc import Iterator, Mapping, Sequence
+
+from fedlag.results.methods import CONTROLS, LOCAL, TUNED, Comparison, Estimate, Method
 from fedlag.results.scores import NUMBERS
 from fedlag.significance import BEATS, LOSES, OPEN, Contrast
 
@@ -54,19 +56,23 @@ def standings(comparison: Comparison) -> list[dict[str, str]]:
     return made
 
 
-def verdict(comparison: Comparison, method: str = "fedlag") -> str:
-    """One sentence: who gains over training alone, who loses, and how the method stands to fine-tuned FedAvg."""
+def verdict(comparison: Comparison, method: str | None = None) -> str:
+    """One sentence: who gains over training alone, who loses, and how the method stands to the controls.
+
+    Judged is FedLAG unless another method is named, or else the first that is no control.
+    """
     methods = comparison.methods
+    if method is None:
+        method = next((name for name in ("fedlag", *methods) if name in methods.keys() - CONTROLS.keys()), "fedlag")
     if method not in methods:
         best = max(methods.values(), key=lambda one: one.accuracy)
         return (
             f"There is no run of {title(method)} to judge; {title(best.name)} has the highest mean accuracy of what "
             f"was run, {best.accuracy:.1%}."
         )
-    references = {"training alone": LOCAL, title(TUNED): TUNED}
-    families = {called: comparison.against(name) for called, name in references.items()}
-    clauses = [_clause(family[method], called) for called, family in families.items() if method in family]
-    return "; ".join([_standing(methods[method]), *clauses]) + "."
+    families = {called: comparison.against(name) for name, called in CONTROLS.items()}
+    found = {called: family[method] for called, family in families.items() if method in family}
+    return "; ".join([_standing(methods[method]), *_clauses(found)]) + "."
 
 
 def title(method: str) -> str:
@@ -94,11 +100,20 @@ def _standing(method: Method) -> str:
     )
 
 
-def _clause(contrast: Contrast, other: str) -> str:
-    if contrast.outcome == OPEN:
-        found = f"{_points(contrast)} points" + (", a single seed" if contrast.margin is None else "")
-        return f"no difference from {other} is shown ({found})"
-    return f"it {contrast.outcome} {other} by {abs(contrast.points):.1f} points"
+def _clauses(found: Mapping[str, Contrast]) -> Iterator[str]:
+    """What was shown of a method, and what was not, against each control by its name in a sentence."""
+    for outcome in (BEATS, LOSES):
+        shown = [f"{name} by {abs(one.points):.1f}" for name, one in found.items() if one.outcome == outcome]
+        if shown:
+            yield f"it {outcome} {_listed(shown)} points"
+    unclear = [f"{name} ({_points(one)})" for name, one in found.items() if one.outcome == OPEN]
+    if unclear:
+        single = all(one.margin is None for one in found.values())
+        yield f"no difference is shown from {_listed(unclear)}" + (", by a single seed" if single else "")
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def _verb(count: int, words: str) -> str:
