@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -25,7 +26,9 @@ class Counting:
 def traffic(round, down, up):
     """A round in which one participant is sent `down` numbers and sends `up` bytes."""
     message = Message(round - 1, {"body.weight": torch.zeros(down)}, frozenset(), {}, frozenset(), {})
-    return Round(round - 1, Counting(round), message, {0: Letter({}, {})}, {}, {}, None, {"body.weight": up})
+    return Round(
+        round - 1, Counting(round), message, {0: Letter({}, {})}, {}, {}, None, {0: Counter({"body.weight": up})}
+    )
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ class Gathered(NamedTuple):
     replies: Replies | None  # None when nobody's reply could be used
     dropped: dict[int, str]  # client -> why its reply was not used
     scores: dict[int, Scores]  # of each participant's model right after training
-    sent: dict[str, int]  # bytes of these replies by parameter name, see `weigh`
+    sent: dict[int, Counter[str]]  # client -> bytes of its reply by parameter name, see `weigh`
 
 
 def weigh(params: Params, extra: Tree = None) -> Counter[str]:
@@ -54,11 +54,12 @@ def gather(
     dropped |= dict.fromkeys(odd, "what it adds to its update has another form than what most clients add")
     dropped |= {client: "it did not answer" for client in cohort if client not in forms and client not in dropped}
     scores = {client: taken[client].scores for client in order}
-    sent = Counter[str]()
-    for client in order:
-        reply = taken[client]
-        sent += weigh(reply.update, reply.extra) + weigh(reply.trained) + weigh(reply.witness)
+    sent = {client: _weigh(taken[client]) for client in order}
     return Gathered(_stack(message.round, order, taken) if order else None, dropped, scores, sent)
+
+
+def _weigh(reply: Reply) -> Counter[str]:
+    return weigh(reply.update, reply.extra) + weigh(reply.trained) + weigh(reply.witness)
 
 
 def _problem(task: Task, message: Message, params: Params, answer: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -42,7 +43,7 @@ class Round(NamedTuple):
     dropped: dict[int, str]  # participant -> why its reply was not used
     trained: dict[int, Scores]  # participants' models right after training
     step: Step | None  # None when no reply could be used: the server stands as it was
-    sent: dict[str, int]  # bytes of the replies that were used, by parameter name; "extra" is what the algorithm adds
+    sent: dict[int, Counter[str]]  # whose reply was used -> bytes by parameter name; "extra" is what is added
 
 
 def rounds(
