@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ from fedlag.federation.work import HELD_OUT, Source
 from fedlag.files import write_atomically
 from fedlag.flow import Batch, Scores, Server
 from fedlag.net import Model
-from fedlag.round import Task, begin
+from fedlag.round import STAGES, TRAINED, Task, begin
 from fedlag.run import Round, Sampling, evaluate, rounds
 from fedlag.tables import Tables
 from fedlag.tables import candidates as candidate_layers
@@ -124,7 +124,7 @@ def _work(experiment: Experiment, parts: Prepared, folder: Path, manifest: Event
     with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
         for done in islice(coming, left):
             server = done.server
-            scores = _record(tables, parts, done, candidates, bool(scored(done.number)))
+            scores = _record(tables, parts, done, candidates, _stages(experiment, done.number))
             event = _event(experiment, done, scores, candidates, time.monotonic() - started)
             events.write(json.dumps(event) + "\n")
             events.flush()
@@ -147,25 +147,31 @@ def _scored(experiment: Experiment, number: int) -> tuple[str, ...]:
     return HELD_OUT if done % experiment.evaluate_every == 0 or done == experiment.rounds else ()
 
 
+def _stages(experiment: Experiment, number: int) -> tuple[str, ...]:
+    """Which models are scored after round `number` (from 0); after the last also what local training makes of them."""
+    if not _scored(experiment, number):
+        return ()
+    return STAGES + TRAINED if number + 1 == experiment.rounds else STAGES
+
+
 def _record(
     tables: Tables,
     parts: Prepared,
     done: Round,
     candidates: tuple[layers.Layer, ...],
-    evaluated: bool,
+    stages: Sequence[str],
 ) -> dict[int, Scores]:
     """Put a round into the tables; returns every client's personal scores where this round is evaluated."""
     number = done.server.round
     tables.add_bytes(done)
     tables.add_layers(number, done.step, candidates)
     tables.add_dropped(number, done.dropped)
-    if not evaluated:
+    if not stages:
         return {}
-    scores = evaluate(parts.task, done.server, parts.federation, "personal")
-    tables.add_scores(number, "personal", scores)
-    tables.add_scores(number, "trained", done.trained)
-    tables.add_scores(number, "global", evaluate(parts.task, done.server, parts.federation, "global"))
-    return scores
+    scores = {stage: evaluate(parts.task, done.server, parts.federation, stage) for stage in stages}
+    for stage, one in {**scores, "trained": done.trained}.items():
+        tables.add_scores(number, stage, one)
+    return scores["personal"]
 
 
 def _event(

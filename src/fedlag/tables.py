@@ -31,7 +31,10 @@ SCHEMAS = {
             ("round", pa.int32()),
             ("client", pa.int32()),
             ("part", pa.string()),  # "validation", "test"
-            ("stage", pa.string()),  # "personal": after the broadcast; "trained"; "global": the server's copy
+            # "personal": every client's own model after the broadcast; "global": the server's copy of everything;
+            # "trained": participants right after training, before averaging. After the last round also
+            # "personal-trained" and "global-trained": what one more local training makes of them
+            ("stage", pa.string()),
             ("metric", pa.string()),  # "accuracy", "loss", "examples"
             ("value", pa.float64()),
         ]

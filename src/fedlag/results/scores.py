@@ -98,6 +98,9 @@ class Summary:
     optimistic: Spread  # in the round best on test data
     server: Spread | None  # the server's copy in the headline round, where it was scored
     trained: Spread | None  # participants' models right after training in the headline round, before averaging
+    last_trained: Spread | None  # personal models of the last round after local training
+    last_server: Spread | None  # the server's copy in the last round
+    last_server_trained: Spread | None  # the same after local training
     down: int  # bytes of all rounds and participants
     up: int
     rounds: int
@@ -117,6 +120,9 @@ NUMBERS: dict[str, Callable[[Summary], float | None]] = {
     "optimistic": lambda run: run.optimistic.mean,
     "global": lambda run: run.server.mean if run.server else None,
     "trained": lambda run: run.trained.mean if run.trained else None,
+    "last_trained": lambda run: run.last_trained.mean if run.last_trained else None,
+    "last_global": lambda run: run.last_server.mean if run.last_server else None,
+    "last_global_trained": lambda run: run.last_server_trained.mean if run.last_server_trained else None,
     "down_bytes": lambda run: run.down,
     "up_bytes": lambda run: run.up,
     "seconds": lambda run: run.seconds,
@@ -142,19 +148,26 @@ def grid(run: Run, stage: str, part: str) -> Grid:
 
 def summarise(run: Run) -> Summary:
     """The headline round is the first of those with the highest mean validation accuracy of personal models."""
-    test, server, trained = (grid(run, stage, "test") for stage in ("personal", "global", "trained"))
-    headline, optimistic = grid(run, "personal", "validation").best(), test.best()
-    last = int(test.rounds[-1])
+    test = grid(run, "personal", "test")
+    headline, last = grid(run, "personal", "validation").best(), int(test.rounds[-1])
     down, up = (run.bytes.filter(pc.field("direction") == way)["bytes"].to_numpy().sum() for way in ("down", "up"))
+
+    def other(stage: str, round: int) -> Spread | None:
+        scores = grid(run, stage, "test")
+        return scores.at(round) if round in scores.rounds else None
+
     return Summary(
         folder=run.folder,
         method=run.method,
         seed=run.seed,
         headline=test.at(headline),
         last=test.at(last),
-        optimistic=test.at(optimistic),
-        server=server.at(headline) if headline in server.rounds else None,
-        trained=trained.at(headline) if headline in trained.rounds else None,
+        optimistic=test.at(test.best()),
+        server=other("global", headline),
+        trained=other("trained", headline),
+        last_trained=other("personal-trained", last),
+        last_server=other("global", last),
+        last_server_trained=other("global-trained", last),
         down=int(down),
         up=int(up),
         rounds=last,
