@@ -126,6 +126,40 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
 
 @main.command()
 @changes
+@click.option("--out", type=click.Path(path_type=Path), help="Directory of all trials.")
+@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@as_json
+def tune(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
+    """Choose every method's learning rate on validation data, over the same grid, and write what to compare then.
+
+    The [tune] table holds the grid and over how many seeds it is tried; what is finished is never run again.
+
+    \b
+    fedlag tune
+    fedlag tune experiment.toml 'tune.lr=[0.02,0.05,0.1]' tune.seeds=2
+    """
+    from fedlag import console, execution, experiment
+    from fedlag import tune as tuning
+
+    source, overrides = changes
+    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides)
+    stem = Path(source).stem if source else "demo"
+    folder = out or execution.RUNS / f"tune-{stem}"
+    experiments = [one for _, _, seeds in tuning.trials(base) for one in seeds]
+    with console.watching(experiments, quiet=as_json) as watch:
+        choices, _ = tuning.tune(base, folder, workers, watch)
+    if as_json:
+        click.echo((folder / "tune.json").read_text(encoding="utf-8"), nl=False)
+        return
+    console.show_rows(tuning.rows(choices))
+    edge = [one.method for one in choices if one.at_the_edge]
+    if edge:
+        console.say(f"At the edge of the grid, where a wider one may hold better: {', '.join(edge)}.")
+    console.say(f"Now: fedlag compare {folder}/tuned.toml --out {execution.RUNS}/compare-{stem}-tuned")
+
+
+@main.command()
+@changes
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The run's directory; named by method, seed and hash unless given."
 )

@@ -233,15 +233,16 @@ def _only_writer(folder: Path) -> Iterator[None]:
 def _claim(folder: Path, experiment: Experiment) -> Event:
     """The manifest of this run: the one there if it is of the same experiment, else a new one."""
     path = folder / "manifest.json"
-    if path.exists():
-        manifest: Event = json.loads(path.read_text(encoding="utf-8"))
-        if manifest.get("hash") != experiment.hash:
-            raise InputError(
-                f"{folder} holds a run of another experiment ({manifest.get('hash')}, this one is {experiment.hash}); "
-                "choose another folder or remove that one."
-            )
-        return manifest
+    known: Event = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if known and known.get("hash") != experiment.hash:
+        raise InputError(
+            f"{folder} holds a run of another experiment ({known.get('hash')}, this one is {experiment.hash}); "
+            "choose another folder or remove that one."
+        )
+    # Also of a known run: what the results don't depend on, such as the trials made before, may have changed.
     write_atomically(folder / "experiment.toml", experiment.toml().encode())
+    if known:
+        return known
     manifest = {
         "method": experiment.title,
         "seed": experiment.seed,

@@ -45,8 +45,9 @@ class Architecture:
 class Comparison:
     """The `[compare]` table: which methods stand side by side, over how many seeds.
 
-    A method is a name, or a table with `name`, an optional `label`, its own settings, `training` and `personal`; "all"
-    is every registered one at its defaults. What every comparison needs, see `controls`, comes of itself.
+    A method is a name, or a table with `name`, its own settings, and what it has for itself of `label`, `personal`,
+    `training` and `trials`; "all" is every registered one at its defaults. What every comparison needs, see `controls`,
+    comes of itself.
     """
 
     methods: tuple[Any, ...] | str = ("local", "fedavg", "fedavg-ft", "fedper", "warmstart", "fedlag")
@@ -79,6 +80,7 @@ class Experiment:
     algorithm: Algorithm
     method: str  # the registered name of the algorithm
     label: str = ""
+    trials: int = 0  # runs made to choose these settings on validation data
     seed: int = 0  # of initial weights, sampling and shuffles; the partition has its own, data.seed
     rounds: int = 100
     evaluate_every: int = 1
@@ -89,6 +91,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check.count("seed", self.seed)
+        check.count("trials", self.trials)
         check.count("rounds", self.rounds, least=1)
         check.count("evaluate_every", self.evaluate_every, least=1)
 
@@ -98,8 +101,8 @@ class Experiment:
 
     @property
     def hash(self) -> str:
-        """Names the run: equal settings, equal hash, wherever the data lie and whatever the run is called."""
-        settings = {key: value for key, value in self.table().items() if key != "label"}
+        """Names the run: equal settings, equal hash, wherever the data lie and whatever is said of the run."""
+        settings = {key: value for key, value in self.table().items() if key not in ("label", "trials")}
         settings["data"] = {key: value for key, value in settings["data"].items() if key != "root"}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -140,8 +143,8 @@ def load(source: Path | str | Mapping[str, Any], *overrides: str) -> Experiment:
 
 
 def experiment(given: Mapping[str, Any]) -> Experiment:
-    """Build and check an experiment from a table; its `compare` table is left to `variants`."""
-    rest = {key: value for key, value in given.items() if key != "compare"}
+    """Build and check an experiment from a table; `compare` and `tune` in it are left to others."""
+    rest = {key: value for key, value in given.items() if key not in ("compare", "tune")}
     method = _named(rest.pop("algorithm", "fedavg"), "algorithm")
     name = method.pop("name", "fedavg")
     factory = algorithms.find(name)
@@ -158,17 +161,17 @@ def variants(base: Mapping[str, Any]) -> list[Experiment]:
 
     Controls nobody asked for come last.
     """
-    comparison = _comparison(base)
+    comparison = make_comparison(base)
     experiment(base)  # refuses what no method below would meet
-    return [one for entry in [*comparison.entries(), *controls(base)] for one in _over_seeds(base, entry, comparison)]
+    return [one for entry in [*comparison.entries(), *controls(base)] for one in over_seeds(base, entry, comparison)]
 
 
 def controls(base: Mapping[str, Any]) -> list[Table]:
     """What a comparison lacks: training alone, FedAvg, fine-tuned FedAvg; beside LAG also the warm start that the
     published code computes, and layers drawn by lot, as many as LAG's and from the same round on.
     """
-    comparison = _comparison(base)
-    asked = [_over_seeds(base, entry, replace(comparison, seeds=1))[0] for entry in comparison.entries()]
+    comparison = make_comparison(base)
+    asked = [over_seeds(base, entry, replace(comparison, seeds=1))[0] for entry in comparison.entries()]
     needed: list[Table] = [{"name": name} for name in RUNGS]
     lag = next((rule for one in asked for rule in flat(one.algorithm.personal) if isinstance(rule, LAG)), None)
     if lag:
@@ -180,26 +183,18 @@ def controls(base: Mapping[str, Any]) -> list[Table]:
     return [entry for entry in needed if entry["name"] not in there]
 
 
-def _comparison(base: Mapping[str, Any]) -> Comparison:
+def make_comparison(base: Mapping[str, Any]) -> Comparison:
     return make_dataclass(Comparison, base.get("compare", {}), "compare")  # type: ignore[no-any-return]
 
 
-def _over_seeds(base: Mapping[str, Any], entry: Table, comparison: Comparison) -> list[Experiment]:
+def over_seeds(base: Mapping[str, Any], entry: Table, comparison: Comparison) -> list[Experiment]:
     """A method of the comparison, once for each seed."""
     method = dict(entry)
-    label, personal, training = (
-        method.pop(key, default) for key, default in (("label", ""), ("personal", None), ("training", {}))
-    )
+    own: Table = {key: method.pop(key) for key in ("label", "trials", "personal", "training") if key in method}
     rule = algorithms.find(method.get("name", "fedavg"))().personal
-    one = experiment(
-        {
-            **base,
-            "algorithm": method,
-            "label": label,
-            "personal": _understood(rule, base.get("personal", {})) if personal is None else personal,
-            "training": {**base.get("training", {}), **training},
-        }
-    )
+    shared = {"personal": _understood(rule, base.get("personal", {}))}
+    training = {**base.get("training", {}), **own.pop("training", {})}
+    one = experiment({**base, **shared, **own, "algorithm": method, "training": training})
     made = []
     for seed in range(comparison.seeds):
         data = replace(one.data, seed=one.data.seed + seed) if comparison.redraw else one.data

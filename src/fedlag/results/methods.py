@@ -98,6 +98,11 @@ class Method:
         """Of the headline round, mean over clients and seeds."""
         return float(np.mean([run.headline.mean for run in self.runs.values()]))
 
+    @property
+    def trials(self) -> int:
+        """Runs made to choose its settings."""
+        return max(run.trials for run in self.runs.values())
+
     def over_seeds(self, number: str) -> Estimate | None:
         """One of `NUMBERS`; None where a run doesn't have it."""
         values = [NUMBERS[number](run) for run in self.runs.values()]
@@ -183,6 +188,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
         row: dict[str, Any] = {
             "method": method.name,
             "seeds": sorted(method.runs),
+            "trials": method.trials,
             "added": method.name in comparison.added,
             "leader": method.name in comparison.leaders,
         }

@@ -93,7 +93,9 @@ class Summary:
     folder: Path
     method: str
     seed: int
-    headline: Spread  # personal models in the round best on validation data
+    trials: int  # runs made to choose the settings
+    validation: float  # mean accuracy of personal models on validation data, in the round where that is best
+    headline: Spread  # the same models on test data
     last: Spread
     optimistic: Spread  # in the round best on test data
     server: Spread | None  # the server's copy in the headline round, where it was scored
@@ -110,6 +112,7 @@ class Summary:
 
 # What is said of a run; the same names everywhere.
 NUMBERS: dict[str, Callable[[Summary], float | None]] = {
+    "validation": lambda run: run.validation,
     "accuracy": lambda run: run.headline.mean,
     "weighted": lambda run: run.headline.weighted,
     "median": lambda run: run.headline.median,
@@ -148,8 +151,8 @@ def grid(run: Run, stage: str, part: str) -> Grid:
 
 def summarise(run: Run) -> Summary:
     """The headline round is the first of those with the highest mean validation accuracy of personal models."""
-    test = grid(run, "personal", "test")
-    headline, last = grid(run, "personal", "validation").best(), int(test.rounds[-1])
+    test, validation = grid(run, "personal", "test"), grid(run, "personal", "validation")
+    headline, last = validation.best(), int(test.rounds[-1])
     down, up = (run.bytes.filter(pc.field("direction") == way)["bytes"].to_numpy().sum() for way in ("down", "up"))
 
     def other(stage: str, round: int) -> Spread | None:
@@ -160,6 +163,8 @@ def summarise(run: Run) -> Summary:
         folder=run.folder,
         method=run.method,
         seed=run.seed,
+        trials=int(run.experiment.get("trials", 0)),
+        validation=validation.at(headline).mean,
         headline=test.at(headline),
         last=test.at(last),
         optimistic=test.at(test.best()),
@@ -179,4 +184,5 @@ def summarise(run: Run) -> Summary:
 def as_row(summary: Summary) -> dict[str, Any]:
     """Plain values, for tables and JSON."""
     numbers = {name: number(summary) for name, number in NUMBERS.items()}
-    return {"method": summary.method, "seed": summary.seed, "rounds": summary.rounds} | numbers
+    own = {"method": summary.method, "seed": summary.seed, "rounds": summary.rounds, "trials": summary.trials}
+    return own | numbers

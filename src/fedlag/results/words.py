@@ -36,9 +36,10 @@ def standings(comparison: Comparison) -> list[dict[str, str]]:
     """How each method stands to training alone and to fine-tuned FedAvg, and what it sends, within 80 columns.
 
     Mean gain over Local in points ± half its 95 % interval over seeds; how many clients gain, lose and stay equal;
-    what the corrected tests say; megabytes both ways.
+    what the corrected tests say; megabytes both ways; the runs made to choose its settings, where there were any.
     """
     alone, tuned = comparison.against(LOCAL), comparison.against(TUNED)
+    any_trials = any(method.trials for method in comparison.methods.values())
     made = []
     for method in comparison.methods.values():
         gain = method.gain
@@ -51,6 +52,7 @@ def standings(comparison: Comparison) -> list[dict[str, str]]:
                 "Local": IN_A_CELL[alone[method.name].outcome] if method.name in alone else "",
                 "FedAvg+FT": IN_A_CELL[tuned[method.name].outcome] if method.name in tuned else "",
                 "MB": _megabytes(down, up),
+                **({"trials": str(method.trials)} if any_trials else {}),
             }
         )
     return made
