@@ -3,8 +3,10 @@
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -180,6 +182,47 @@ def test_a_manifest_without_method_and_seed_is_none(simple, content):
     path.write_text(content)
     with pytest.raises(InputError, match="names no method and seed"):
         results.read(path.parent)
+
+
+# Accuracy against bytes
+
+
+def test_accuracy_stands_beside_what_was_sent_up_to_then(run):
+    course = results.course(run)
+    assert [moment.round for moment in course] == [1, 2, 3, 4, 5]
+    assert [moment.down_bytes for moment in course] == [4, 12, 24, 40, 60]
+    assert [moment.up_bytes for moment in course] == [100, 300, 600, 1000, 1500]
+    assert [moment.test for moment in course] == pytest.approx([0.5, 6.5 / 16, 0.625, 0.8125, 0.25])
+    assert course[1].validation == pytest.approx(6.5 / 12)
+    assert (course[-1].down_bytes, course[-1].up_bytes) == (results.summarise(run).down, results.summarise(run).up)
+
+
+def test_rounds_nobody_was_scored_in_send_all_the_same(write):
+    run = write({1: [0.5], 2: [0.5], 3: [0.5]}, {1: [0.5], 2: [0.5], 3: [0.5]})
+    scores = run.rounds.filter(pc.field("round") != 2)
+    course = results.course(replace(run, rounds=scores))
+    assert [(moment.round, moment.up_bytes) for moment in course] == [(1, 100), (3, 600)]
+
+
+def test_whose_models_do_how_well_is_told_apart(run):
+    rows = {row["models"]: row for row in results.models(results.summarise(run))}
+    assert {whose: row["round"] for whose, row in rows.items()} == {
+        "headline": "2",
+        "last": "5",
+        "best on test": "4",
+        "server's, headline": "2",
+        "server's, last": "5",
+    }
+    assert rows["last"]["accuracy %"] == "25.0"
+    assert rows["server's, headline"]["accuracy %"] == "37.5"
+
+
+def test_a_few_moments_from_first_to_last_are_shown(simple, write):
+    levels = {round: [0.5] for round in range(1, 41)}
+    shown = results.chosen(results.course(write(levels, levels)))
+    assert len(shown) == 8
+    assert [shown[0]["round"], shown[-1]["round"]] == ["1", "40"]
+    assert len(results.chosen(results.course(simple([0.5], seed=1)))) == 1
 
 
 # Several runs

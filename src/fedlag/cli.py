@@ -209,7 +209,11 @@ def _show(folders: list[Path], as_json: bool) -> None:
         execution.must_be_a_run(folder)
     runs = [results.read(folder) for folder in folders]
     if as_json:
-        click.echo(json.dumps([results.as_row(results.summarise(run)) for run in runs], indent=2))
+        rows = [
+            results.as_row(results.summarise(run)) | {"course": [moment._asdict() for moment in results.course(run)]}
+            for run in runs
+        ]
+        click.echo(json.dumps(rows, indent=2))
         return
     console.show_runs(runs)
 

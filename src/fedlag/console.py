@@ -114,4 +114,14 @@ def show_comparison(comparison: results.Comparison) -> None:
 
 
 def show_runs(runs: Sequence[results.Run]) -> None:
-    show_rows([results.as_row(results.summarise(run)) for run in runs])
+    """One run in full: whose models do how well, and accuracy against bytes; several by a line each."""
+    summaries = [results.summarise(run) for run in runs]
+    if len(runs) > 1:
+        show_rows(results.side_by_side(summaries))
+        return
+    (one,) = summaries
+    took = "unfinished" if one.seconds is None else f"{one.seconds:,.1f} seconds"
+    say(f"{results.title(one.method)}, seed {one.seed}: {one.rounds} rounds, {took}, {one.folder}")
+    show_rows(results.models(one))
+    say("headline: best on validation data; best on test: known only in hindsight")
+    show_rows(results.chosen(results.course(runs[0])))
