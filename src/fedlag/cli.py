@@ -98,8 +98,9 @@ def main() -> None:
 def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
     """Methods side by side on the same data, weights and sampling.
 
-    Without a file: the handwritten digits that come with fedlag, 20 clients with skewed labels, three seeds. Which
-    methods stand in a comparison is its [compare] table; [personal] settings reach the methods that know them.
+    Without a file: the handwritten digits that come with fedlag, 20 clients with skewed labels, five seeds. Which
+    methods stand in a comparison is its [compare] table; [personal] settings reach the methods that know them. Training
+    alone, FedAvg and FedAvg+FT are always among them, and beside LAG also a warm start and layers drawn by lot.
 
     \b
     fedlag compare
@@ -114,13 +115,48 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
     experiments = experiment.variants(base)
     folder = out or execution.RUNS / f"compare-{Path(source).stem if source else 'demo'}"
     with console.watching(experiments, quiet=as_json) as watch:
-        comparison = comparing.compare(experiments, folder, workers, watch)
+        added = [one["name"] for one in experiment.controls(base)]
+        comparison = comparing.compare(experiments, folder, workers, watch, added)
     if as_json:
         click.echo((folder / "comparison.json").read_text(encoding="utf-8"), nl=False)
         return
     console.show_comparison(comparison)
     console.say(results.verdict(comparison))
     console.say(f"Results: {folder}/ (comparison.json, and a directory of tables for every run)")
+
+
+@main.command()
+@changes
+@click.option("--out", type=click.Path(path_type=Path), help="Directory of all trials.")
+@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@as_json
+def tune(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
+    """Choose every method's learning rate on validation data, over the same grid, and write what to compare then.
+
+    The [tune] table holds the grid and over how many seeds it is tried; what is finished is never run again.
+
+    \b
+    fedlag tune
+    fedlag tune experiment.toml 'tune.lr=[0.02,0.05,0.1]' tune.seeds=2
+    """
+    from fedlag import console, execution, experiment
+    from fedlag import tune as tuning
+
+    source, overrides = changes
+    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides)
+    stem = Path(source).stem if source else "demo"
+    folder = out or execution.RUNS / f"tune-{stem}"
+    experiments = [one for _, _, seeds in tuning.trials(base) for one in seeds]
+    with console.watching(experiments, quiet=as_json) as watch:
+        choices, _ = tuning.tune(base, folder, workers, watch)
+    if as_json:
+        click.echo((folder / "tune.json").read_text(encoding="utf-8"), nl=False)
+        return
+    console.show_rows(tuning.rows(choices))
+    edge = [one.method for one in choices if one.at_the_edge]
+    if edge:
+        console.say(f"At the edge of the grid, where a wider one may hold better: {', '.join(edge)}.")
+    console.say(f"Now: fedlag compare {folder}/tuned.toml --out {execution.RUNS}/compare-{stem}-tuned")
 
 
 @main.command()
@@ -176,7 +212,11 @@ def _show(folders: list[Path], as_json: bool) -> None:
         execution.must_be_a_run(folder)
     runs = [results.read(folder) for folder in folders]
     if as_json:
-        click.echo(json.dumps([results.as_row(results.summarise(run)) for run in runs], indent=2))
+        rows = [
+            results.as_row(results.summarise(run)) | {"course": [moment._asdict() for moment in results.course(run)]}
+            for run in runs
+        ]
+        click.echo(json.dumps(rows, indent=2))
         return
     console.show_runs(runs)
 

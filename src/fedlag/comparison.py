@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,23 +21,36 @@ Watch = Callable[[Experiment, Event], None]
 GLANCE = 0.2  # seconds between looks at the running experiments
 
 
+def ignore(experiment: Experiment, event: Event) -> None:
+    """Nobody watches."""
+
+
 def compare(
     experiments: Sequence[Experiment],
     folder: Path | str = RUNS / "compare",
     workers: int | None = None,
-    watch: Watch = lambda experiment, event: None,
+    watch: Watch = ignore,
+    added: Collection[str] = (),
 ) -> results.Comparison:
     """Run every experiment that isn't finished yet, each in a process of its own, and compare the results.
 
-    Leaves a run directory for each under `folder`, with `comparison.json` beside them.
+    Leaves a run directory for each under `folder`, with `comparison.json` beside them. added: titles of the methods
+    nobody asked for, to be marked.
     """
     folder = Path(folder)
-    places = [folder / one.folder for one in experiments]
-    _run_all(list(zip(experiments, places, strict=True)), workers or cores(), watch)
-    comparison = results.compare([results.read(place) for place in places])
+    comparison = results.compare(run_all(experiments, folder, workers, watch), added)
     report = {"verdict": results.verdict(comparison), "methods": results.rows(comparison)}
     write_atomically(folder / "comparison.json", (json.dumps(report, indent=2) + "\n").encode())
     return comparison
+
+
+def run_all(
+    experiments: Sequence[Experiment], folder: Path, workers: int | None = None, watch: Watch = ignore
+) -> list[results.Run]:
+    """What isn't finished yet is run, each experiment in a directory of its own under `folder`; then all are read."""
+    places = [folder / one.folder for one in experiments]
+    _run_all(list(zip(experiments, places, strict=True)), workers or cores(), watch)
+    return [results.read(place) for place in places]
 
 
 def _run_all(work: list[tuple[Experiment, Path]], workers: int, watch: Watch) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ from fedlag.federation.sequential import Sequential, one_thread
 from fedlag.federation.work import HELD_OUT, Source
 from fedlag.files import write_atomically
 from fedlag.flow import Batch, Scores, Server
-from fedlag.round import STAGES, Task
+from fedlag.round import STAGES, TRAINED, Task
 from fedlag.run import Round, Sampling, evaluate, rounds
 from fedlag.store import FILE, Store, wanted
 from fedlag.tables import Tables
@@ -148,7 +148,7 @@ def _work(
     with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
         for done in islice(coming, left):
             server = done.server
-            scores = _record(tables, parts, done, candidates, bool(scored(done.number)))
+            scores = _record(tables, parts, done, candidates, _stages(experiment, parts, done.number))
             event = _event(experiment, done, scores, candidates, time.monotonic() - started)
             events.write(json.dumps(event) + "\n")
             events.flush()
@@ -184,26 +184,32 @@ def _scored(experiment: Experiment, number: int) -> tuple[str, ...]:
     return HELD_OUT if done % experiment.evaluate_every == 0 or done == experiment.rounds else ()
 
 
+def _stages(experiment: Experiment, parts: Prepared, number: int) -> tuple[str, ...]:
+    """Which models are scored after round `number` (from 0); after the last also what local training makes of them."""
+    if not _scored(experiment, number):
+        return ()
+    last = number + 1 == experiment.rounds
+    return STAGES + TRAINED if last and parts.stages == STAGES else parts.stages
+
+
 def _record(
     tables: Tables,
     parts: Prepared,
     done: Round,
     candidates: tuple[layers.Layer, ...],
-    evaluated: bool,
+    stages: Sequence[str],
 ) -> dict[int, Scores]:
     """Put a round into the tables; returns every client's personal scores where this round is evaluated."""
     number = done.server.round
     tables.add_bytes(done)
     tables.add_layers(number, done.step, candidates)
     tables.add_dropped(number, done.dropped)
-    if not evaluated:
+    if not stages:
         return {}
-    scores = evaluate(parts.task, done.server, parts.federation, "personal")
-    tables.add_scores(number, "personal", scores)
-    tables.add_scores(number, "trained", done.trained)
-    if "global" in parts.stages:
-        tables.add_scores(number, "global", evaluate(parts.task, done.server, parts.federation, "global"))
-    return scores
+    scores = {stage: evaluate(parts.task, done.server, parts.federation, stage) for stage in stages}
+    for stage, one in {**scores, "trained": done.trained}.items():
+        tables.add_scores(number, stage, one)
+    return scores["personal"]
 
 
 def _event(
@@ -265,15 +271,16 @@ def _only_writer(folder: Path, patience: float) -> Iterator[None]:
 def _claim(folder: Path, experiment: Experiment) -> Event:
     """The manifest of this run: the one there if it is of the same experiment, else a new one."""
     path = folder / "manifest.json"
-    if path.exists():
-        manifest: Event = json.loads(path.read_text(encoding="utf-8"))
-        if manifest.get("hash") != experiment.hash:
-            raise InputError(
-                f"{folder} holds a run of another experiment ({manifest.get('hash')}, this one is {experiment.hash}); "
-                "choose another folder or remove that one."
-            )
-        return manifest
+    known: Event = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if known and known.get("hash") != experiment.hash:
+        raise InputError(
+            f"{folder} holds a run of another experiment ({known.get('hash')}, this one is {experiment.hash}); "
+            "choose another folder or remove that one."
+        )
+    # Also of a known run: what the results don't depend on, such as the trials made before, may have changed.
     write_atomically(folder / "experiment.toml", experiment.toml().encode())
+    if known:
+        return known
     manifest = {
         "method": experiment.title,
         "seed": experiment.seed,

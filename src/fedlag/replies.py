@@ -22,7 +22,7 @@ class Gathered(NamedTuple):
     replies: Replies | None  # None when nobody's reply could be used
     dropped: dict[int, str]  # client -> why its reply was not used
     scores: dict[int, Scores]  # of each participant's model right after training
-    sent: dict[str, int]  # bytes of these replies by parameter name, see `weigh`
+    sent: dict[int, Counter[str]]  # client -> bytes of its reply by parameter name, see `weigh`
     lost: frozenset[int] = frozenset()  # clients that no longer have what they kept
 
 
@@ -65,10 +65,7 @@ def gather(
     dropped |= dict.fromkeys(odd, "what it adds to its update has another form than what most clients add")
     dropped |= {client: "it did not answer" for client in cohort if client not in forms and client not in dropped}
     scores = {client: taken[client].scores for client in order}
-    sent = Counter[str]()
-    for client in order:
-        reply = taken[client]
-        sent += weigh(reply.update, reply.extra) + weigh(reply.trained) + weigh(reply.witness)
+    sent = {client: _weigh(taken[client]) for client in order}
     if not order:
         return Gathered(None, dropped, scores, sent, frozenset(lost))
     rows = [place[client] for client in order]
@@ -103,6 +100,10 @@ class Rows:
                 for held in self._held.values():
                     held[place] = held[row]
         return {name: held[: len(rows)] for name, held in self._held.items()}
+
+
+def _weigh(reply: Reply) -> Counter[str]:
+    return weigh(reply.update, reply.extra) + weigh(reply.trained) + weigh(reply.witness)
 
 
 def _problem(task: Task, message: Message, params: Params, answer: Any) -> str:

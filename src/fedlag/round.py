@@ -26,6 +26,7 @@ from fedlag.randomness import seeded
 from fedlag.tree import Params
 
 STAGES = ("personal", "global")  # a client's own model after the broadcast; the server's copy of everything
+TRAINED = ("personal-trained", "global-trained")  # the same after local training
 EVALUATION_BATCH = 1000
 
 
@@ -168,11 +169,17 @@ def told(task: Task, message: Message) -> frozenset[str]:
 def client_evaluate(
     task: Task, message: Message, letter: Letter, client: Client, work: Work, stage: str = "personal"
 ) -> Scores:
-    """How a client's own model does on its own held-out examples; or, for stage "global", the server's copy."""
+    """How a client does on its own held-out examples: with its own model or the server's copy, as it is or trained."""
+    known = Client() if stage.startswith("global") else client
+    if stage in TRAINED:
+        with own_randomness(task, work, "train"):
+            local, params = client_begins(task, message, letter, known, work)
+            return score(
+                task, local, local.fit(params, task.algorithm.phases(task.training.length), purpose="train")[0]
+            )
+    local = settle(task, message, letter, known, work)
     if stage == "global":
-        local = settle(task, message, letter, Client(), work)
         return score(task, local, local.start)
-    local = settle(task, message, letter, client, work)
     with own_randomness(task, work, "tune"):
         return score(task, local, task.algorithm.personalize(local))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from fedlag import check
 from fedlag.federation import Federation
 from fedlag.flow import Letter, Message, Scores, Server
 from fedlag.replies import gather
-from fedlag.round import STAGES, Step, Task, address, broadcast, server_round
+from fedlag.round import STAGES, TRAINED, Step, Task, address, broadcast, server_round
 
 NEWCOMER = -1  # a client nobody has met: it is sent the server's copy of everything
 
@@ -42,7 +43,7 @@ class Round(NamedTuple):
     dropped: dict[int, str]  # participant -> why its reply was not used
     trained: dict[int, Scores]  # participants' models right after training
     step: Step | None  # None when no reply could be used: the server stands as it was
-    sent: dict[str, int]  # bytes of the replies that were used, by parameter name; "extra" is what the algorithm adds
+    sent: dict[int, Counter[str]]  # whose reply was used -> bytes by parameter name; "extra" is what is added
 
 
 def rounds(
@@ -79,11 +80,13 @@ def rounds(
 
 
 def evaluate(task: Task, server: Server, federation: Federation, stage: str = "personal") -> dict[int, Scores]:
-    """Score every client, participants or not. Stages: its own model after the broadcast, or the server's copy."""
-    check.one_of("stage", stage, STAGES)
+    """Score every client, participants or not, with its own model after the broadcast or with the server's copy of
+    everything; and either as it is or after local training, which leaves no trace. Stages as in `round`.
+    """
+    check.one_of("stage", stage, STAGES + TRAINED)
     server = server._replace(params=task.algorithm.deployed(server))
     message = broadcast(task, server)
-    if stage == "global":
+    if stage.startswith("global"):
         letters = dict.fromkeys(range(task.clients), address(task, server, NEWCOMER))
     else:
         letters = {client: address(task, server, client) for client in range(task.clients)}

@@ -64,7 +64,7 @@ def run(experiment: Experiment, grid: Grid, settings: Settings) -> Path:
     folder = Path(settings.folder or RUNS / experiment.folder).absolute()
     absent: Counter[int] = Counter()
     prepared = partial(prepare, grid, settings, folder)
-    return execute(experiment, folder, partial(_say, absent), prepared, patience=ORPHAN)
+    return execute(experiment, folder, partial(_say, absent), prepare=prepared, patience=ORPHAN)
 
 
 def prepare(
