@@ -1,0 +1,297 @@
+"""The charts, as Vega-Lite; what a colour is called here, `var(--…)`, the page's style sheet says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from fedlag.report.evidence import Row
+
+PLAIN = 8  # methods with a colour of their own
+DASHES = {"Local": [7, 3], "FedAvg": [2, 3], "FedAvg+FT": [8, 3, 2, 3]}  # what others have to beat, told without colour
+ROW = 26  # pixels of a layer
+
+CONFIG = {
+    "background": "transparent",
+    "view": {"stroke": None},
+    "axis": {
+        "domain": False,
+        "ticks": False,
+        "gridColor": "var(--line)",
+        "labelColor": "var(--muted)",
+        "labelFontSize": 12,
+        "labelPadding": 6,
+        "titleColor": "var(--muted)",
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "titlePadding": 10,
+    },
+    "axisBand": {"grid": False},
+    "legend": {
+        "labelColor": "var(--muted)",
+        "labelFontSize": 12,
+        "titleColor": "var(--muted)",
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "gradientThickness": 10,
+        "orient": "top",
+        "titleOrient": "left",
+        "titlePadding": 10,
+        "offset": 8,
+    },
+    "mark": {"aria": False},
+}
+
+
+def curves(rows: list[Row], heads: list[Row], methods: Sequence[str]) -> Row:
+    """Accuracy by round, with a band over seeds and a dot for every run's headline round."""
+    shown = alt.param(name="shown", value=list(methods[:PLAIN]))
+    base = _data("rows").transform_filter(_SHOWN)
+    x = alt.X("round:Q", title="round", axis=alt.Axis(grid=False, tickMinStep=1), scale=alt.Scale(nice=False))
+    y = alt.Y("mean:Q", title="test accuracy, %", scale=alt.Scale(zero=False))
+    color = _color(methods)
+    band = base.mark_area(opacity=0.13).encode(x, alt.Y("low:Q"), alt.Y2("high:Q"), color)
+    line = base.mark_line(strokeWidth=2).encode(x, y, color, _dash(methods))
+    told = base.mark_point(opacity=0, size=160).encode(x, y, tooltip=_CURVE)
+    dots = (
+        _data("heads")
+        .transform_filter(_SHOWN)
+        .mark_point(filled=True, size=50, opacity=1, stroke="var(--paper)", strokeWidth=1.5)
+        .encode(x, y, color, tooltip=["method:N", "seed:O", _tip("round"), _tip("mean", "accuracy, %", ".1f")])
+    )
+    return _finish(
+        alt.layer(band, line, told, dots).add_params(shown).properties(height=340),
+        "Lines of test accuracy by round, one for each method.",
+        rows=rows,
+        heads=heads,
+    )
+
+
+def costs(rows: list[Row], methods: Sequence[str]) -> Row:
+    """Accuracy against the bytes that it took to get there."""
+    shown = alt.param(name="shown", value=list(methods[:PLAIN]))
+    rows = [row for row in rows if row["megabytes"] > 0]
+    base = _data("rows").transform_filter(_SHOWN)
+    x = alt.X(
+        "megabytes:Q",
+        title="megabytes sent so far, both ways, all clients (logarithmic)",
+        scale=alt.Scale(type="log", nice=False),
+        axis=alt.Axis(grid=False, format="~g", labelOverlap=True, tickCount=6),
+    )
+    y = alt.Y("mean:Q", title="test accuracy, %", scale=alt.Scale(zero=False))
+    line = base.mark_line(strokeWidth=2).encode(x, y, _color(methods), _dash(methods), alt.Order("round:Q"))
+    told = base.mark_point(opacity=0, size=160).encode(x, y, tooltip=[*_CURVE, _tip("megabytes", "MB", ".1f")])
+    return _finish(
+        alt.layer(line, told).add_params(shown).properties(height=300),
+        "Lines of test accuracy against megabytes sent, one for each method.",
+        rows=rows,
+    )
+
+
+def gains(rows: list[Row]) -> Row:
+    """A bar for every client, sorted; harmed clients also carry a triangle."""
+    method = alt.param(name="method", value=rows[0]["method"])
+    base = _data("rows").transform_filter("datum.method == method")
+    x = alt.X("rank:O", axis=None, scale=alt.Scale(paddingInner=0.25))
+    y = alt.Y("points:Q", title="points over training alone", axis=alt.Axis(format="+d", tickCount=6, tickMinStep=1))
+    tips = [
+        "client:O",
+        "seed:O",
+        _tip("points", "points gained", "+.1f"),
+        _tip("accuracy", "accuracy, %", ".1f"),
+        _tip("alone", "training alone, %", ".1f"),
+        _tip("examples", "test examples", ".0f"),
+    ]
+    color = (
+        alt.when("datum.points < 0")
+        .then(alt.value("var(--harm)"))
+        .when("datum.points > 0")
+        .then(alt.value("var(--gain)"))
+        .otherwise(alt.value("var(--muted)"))
+    )
+    bars = base.mark_bar(minBandSize=1).encode(x, y, color=color, tooltip=tips)
+    equal = (
+        base.transform_filter("datum.points == 0")
+        .mark_tick(orient="horizontal", thickness=2, color="var(--muted)")
+        .encode(x, y, tooltip=tips)
+    )
+    harmed = (
+        base.transform_filter("datum.points < 0")
+        .mark_point(shape="triangle-down", filled=True, size=36, opacity=1, yOffset=8, color="var(--harm)")
+        .encode(x, y, tooltip=tips)
+    )
+    zero = _data("one").mark_rule(color="var(--ink)", strokeWidth=1).encode(alt.Y("zero:Q"))
+    return _finish(
+        alt.layer(bars, equal, harmed, zero).add_params(method).properties(height=280),
+        "Bars of the points every client gains over training alone, sorted; harmed clients carry a triangle.",
+        rows=rows,
+        one=[{"zero": 0}],
+    )
+
+
+def holdings(partitions: dict[str, list[Row]]) -> Row:
+    """How many examples of each label every client holds."""
+    rows = [{"partition": name, **row} for name, own in partitions.items() for row in own]
+    partition = alt.param(name="partition", value=next(iter(partitions)))
+    labels = len({row["label"] for row in rows})
+    chart = (
+        _data("rows")
+        .transform_filter("datum.partition == partition")
+        .mark_rect(stroke="var(--paper)", strokeWidth=1, cornerRadius=2)
+        .encode(
+            alt.X("client:O", title="client", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+            alt.Y("label:O", title="label", sort="descending", axis=alt.Axis(labelOverlap=True)),
+            alt.Color("examples:Q", title="examples", scale=_scale("var(--low)", "var(--high)", nice=False)),
+            tooltip=["client:O", "label:O", "examples:Q"],
+        )
+    )
+    return _finish(
+        chart.add_params(partition).properties(height=max(160, min(520, 24 * labels))),
+        "A map of clients by labels; the darker a cell, the more examples.",
+        rows=rows,
+    )
+
+
+def conflicts(cells: list[Row]) -> Row:
+    """Layer by round: the share of pairs that conflict; a dot where the layer is personal from then on."""
+    base = _data("cells").transform_filter("datum.run == run")
+    color = alt.Color(
+        "share:Q",
+        title="pairs in conflict, %",
+        scale=_scale("var(--calm)", "var(--clash)", domainMin=0, nice=False),
+    )
+    tips = [
+        *_CELL,
+        _tip("conflicts", "pairs in conflict", ".0f"),
+        _tip("pairs", "of", ".0f"),
+        _tip("cosine", "mean cosine", ".3f"),
+        alt.Tooltip("personal:N", title="personal"),
+    ]
+    shares = base.mark_rect(stroke="var(--paper)", strokeWidth=0.5, cursor="pointer").encode(
+        _ROUND, _LAYER, color, tooltip=tips
+    )
+    personal = (
+        base.transform_filter("datum.personal")
+        .mark_point(filled=True, size=22, opacity=1, color="var(--dot)", stroke="var(--paper)", strokeWidth=0.7)
+        .encode(_ROUND, _LAYER, tooltip=tips)
+    )
+    chosen = (
+        base.transform_filter("datum.round == round && datum.layer == layer")
+        .mark_rect(filled=False, stroke="var(--ink)", strokeWidth=2.5)
+        .encode(_ROUND, _LAYER)
+    )
+    params = [alt.param(name="round", value=0), alt.param(name="layer", value="")]
+    return _finish(
+        alt.layer(shares, personal, chosen).add_params(_run(cells), *params).properties(height=_height(cells)),
+        "A map of layers by rounds; the stronger a cell's colour, the more pairs of clients conflict there.",
+        cells=cells,
+    )
+
+
+def choices(cells: list[Row]) -> Row:
+    """Layer by round: whether it is personal, and for how many clients left out it would be."""
+    cells = [cell for cell in cells if cell["without"] is not None]
+    base = _data("cells").transform_filter("datum.run == run")
+    color = alt.Color(
+        "without:Q",
+        title="still chosen, % of clients left out",
+        scale=_scale("var(--paper)", "var(--high)", domain=[0, 100]),
+    )
+    tips = [*_CELL, alt.Tooltip("personal:N", title="personal"), _tip("without", "chosen without one, %", ".0f")]
+    shares = base.mark_rect(stroke="var(--line)", strokeWidth=0.5).encode(_ROUND, _LAYER, color, tooltip=tips)
+    personal = (
+        base.transform_filter("datum.personal")
+        .mark_point(filled=True, size=22, opacity=1, color="var(--dot)", stroke="var(--paper)", strokeWidth=0.7)
+        .encode(_ROUND, _LAYER, tooltip=tips)
+    )
+    return _finish(
+        alt.layer(shares, personal).add_params(_run(cells)).properties(height=_height(cells)),
+        "A map of layers by rounds; the stronger a cell's colour, the more clients can be left out without changing "
+        "that the layer is personal.",
+        cells=cells,
+    )
+
+
+def matrix() -> Row:
+    """Client by client: the cosines of one layer in one round, which the page's script puts in."""
+    chart = (
+        _data("cosines")
+        .mark_rect()
+        .encode(
+            alt.X("one:O", title="client", sort=None, axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+            alt.Y("other:O", title="client", sort=None, axis=alt.Axis(labelOverlap=True)),
+            alt.Color(
+                "cosine:Q",
+                title="cosine",
+                scale=alt.Scale(
+                    domain=[-1, 0, 1], range=["var(--against)", "var(--neutral)", "var(--along)"], interpolate="lab"
+                ),
+                legend=alt.Legend(values=[-1, -0.5, 0, 0.5, 1]),
+            ),
+            tooltip=[
+                alt.Tooltip("one:O", title="client"),
+                alt.Tooltip("other:O", title="and client"),
+                _tip("cosine", "cosine", "+.2f"),
+            ],
+        )
+    )
+    return _finish(chart, "A map of clients by clients; its colour is the cosine of their updates.")
+
+
+_SHOWN = "indexof(shown, datum.method) >= 0"
+_ROUND = alt.X("round:O", title="round", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+_LAYER = alt.Y("layer:N", title=None, sort=None)
+
+
+def _tip(field: str, title: str | None = None, format: str = "") -> alt.Tooltip:
+    return alt.Tooltip(f"{field}:Q", title=title or field, format=format)
+
+
+_CELL = [alt.Tooltip("layer:N", title="layer"), _tip("round")]
+_CURVE = [
+    alt.Tooltip("method:N", title="method"),
+    _tip("round"),
+    _tip("mean", "mean, %", ".1f"),
+    _tip("low", "lowest seed, %", ".1f"),
+    _tip("high", "highest seed, %", ".1f"),
+]
+
+
+def _run(cells: list[Row]) -> alt.Parameter:
+    return alt.param(name="run", value=cells[0]["run"])
+
+
+def _height(cells: list[Row]) -> int:
+    """Room for the layers of the run that has most."""
+    pairs = {(cell["run"], cell["layer"]) for cell in cells}
+    return ROW * max(Counter(run for run, _ in pairs).values())
+
+
+def _color(methods: Sequence[str]) -> alt.Color:
+    colors = [f"var(--c{place})" for place in range(1, PLAIN + 1)] + ["var(--faint)"] * len(methods)
+    scale = alt.Scale(domain=list(methods), range=colors[: len(methods)])
+    return alt.Color("method:N", scale=scale, legend=None)
+
+
+def _dash(methods: Sequence[str]) -> alt.StrokeDash:
+    scale = alt.Scale(domain=list(methods), range=[DASHES.get(method, [1, 0]) for method in methods])
+    return alt.StrokeDash("method:N", scale=scale, legend=None)
+
+
+def _scale(low: str, high: str, **settings: Any) -> alt.Scale:
+    return alt.Scale(range=[low, high], interpolate="lab", **settings)
+
+
+def _data(name: str) -> alt.Chart:
+    return alt.Chart(alt.NamedData(name))
+
+
+def _finish(chart: Any, description: str, **data: list[Row]) -> Row:
+    """The specification, with its data by column, which names every column once; the page's script makes rows of it."""
+    made = chart.properties(width="container", description=description).to_dict()
+    made.pop("$schema")  # an address on the network, though nobody would ask for it
+    columns = {name: {column: [row[column] for row in rows] for column in rows[0]} for name, rows in data.items()}
+    return {**made, "config": CONFIG, "datasets": columns}
