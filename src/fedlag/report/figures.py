@@ -37,9 +37,11 @@ CONFIG = {
         "titleFontSize": 12,
         "titleFontWeight": "normal",
         "gradientThickness": 10,
+        "gradientLength": 140,
         "orient": "top",
         "titleOrient": "left",
         "titlePadding": 10,
+        "titleLimit": 400,
         "offset": 8,
     },
     "mark": {"aria": False},
@@ -51,11 +53,10 @@ def curves(rows: list[Row], heads: list[Row], methods: Sequence[str]) -> Row:
     shown = alt.param(name="shown", value=list(methods[:PLAIN]))
     base = _data("rows").transform_filter(_SHOWN)
     x = alt.X("round:Q", title="round", axis=alt.Axis(grid=False, tickMinStep=1), scale=alt.Scale(nice=False))
-    y = alt.Y("mean:Q", title="test accuracy, %", scale=alt.Scale(zero=False))
-    color = _color(methods)
-    band = base.mark_area(opacity=0.13).encode(x, alt.Y("low:Q"), alt.Y2("high:Q"), color)
-    line = base.mark_line(strokeWidth=2).encode(x, y, color, _dash(methods))
-    told = base.mark_point(opacity=0, size=160).encode(x, y, tooltip=_CURVE)
+    y, color = _accuracy(rows + heads), _color(methods)
+    band = base.mark_area(opacity=0.13, clip=True).encode(x, _accuracy(rows + heads, "low"), alt.Y2("high:Q"), color)
+    line = base.mark_line(clip=True).encode(x, y, color, _dash(methods), strokeWidth=_width(methods))
+    told = base.mark_point(opacity=0, size=160, clip=True).encode(x, y, tooltip=_CURVE)
     dots = (
         _data("heads")
         .transform_filter(_SHOWN)
@@ -65,7 +66,7 @@ def curves(rows: list[Row], heads: list[Row], methods: Sequence[str]) -> Row:
     return _finish(
         alt.layer(band, line, told, dots).add_params(shown).properties(height=340),
         "Lines of test accuracy by round, one for each method.",
-        rows=rows,
+        rows=rows[::-1],
         heads=heads,
     )
 
@@ -77,17 +78,21 @@ def costs(rows: list[Row], methods: Sequence[str]) -> Row:
     base = _data("rows").transform_filter(_SHOWN)
     x = alt.X(
         "megabytes:Q",
-        title="megabytes sent so far, both ways, all clients (logarithmic)",
+        title="megabytes sent so far (logarithmic)",
         scale=alt.Scale(type="log", nice=False),
         axis=alt.Axis(grid=False, format="~g", labelOverlap=True, tickCount=6),
     )
-    y = alt.Y("mean:Q", title="test accuracy, %", scale=alt.Scale(zero=False))
-    line = base.mark_line(strokeWidth=2).encode(x, y, _color(methods), _dash(methods), alt.Order("round:Q"))
-    told = base.mark_point(opacity=0, size=160).encode(x, y, tooltip=[*_CURVE, _tip("megabytes", "MB", ".1f")])
+    y = _accuracy(rows)
+    line = base.mark_line(clip=True).encode(
+        x, y, _color(methods), _dash(methods), alt.Order("round:Q"), strokeWidth=_width(methods)
+    )
+    told = base.mark_point(opacity=0, size=160, clip=True).encode(
+        x, y, tooltip=[*_CURVE, _tip("megabytes", "MB", ".1f")]
+    )
     return _finish(
         alt.layer(line, told).add_params(shown).properties(height=300),
         "Lines of test accuracy against megabytes sent, one for each method.",
-        rows=rows,
+        rows=rows[::-1],
     )
 
 
@@ -96,7 +101,7 @@ def gains(rows: list[Row]) -> Row:
     method = alt.param(name="method", value=rows[0]["method"])
     base = _data("rows").transform_filter("datum.method == method")
     x = alt.X("rank:O", axis=None, scale=alt.Scale(paddingInner=0.25))
-    y = alt.Y("points:Q", title="points over training alone", axis=alt.Axis(format="+d", tickCount=6, tickMinStep=1))
+    y = alt.Y("points:Q", title="points over training alone", axis=_SIGNED)
     tips = [
         "client:O",
         "seed:O",
@@ -142,7 +147,7 @@ def holdings(partitions: dict[str, list[Row]]) -> Row:
         .transform_filter("datum.partition == partition")
         .mark_rect(stroke="var(--paper)", strokeWidth=1, cornerRadius=2)
         .encode(
-            alt.X("client:O", title="client", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+            alt.X("client:O", title="client", axis=alt.Axis(labelAngle=0, labelOverlap=True, labelSeparation=3)),
             alt.Y("label:O", title="label", sort="descending", axis=alt.Axis(labelOverlap=True)),
             alt.Color("examples:Q", title="examples", scale=_scale("var(--low)", "var(--high)", nice=False)),
             tooltip=["client:O", "label:O", "examples:Q"],
@@ -197,7 +202,7 @@ def choices(cells: list[Row]) -> Row:
     base = _data("cells").transform_filter("datum.run == run")
     color = alt.Color(
         "without:Q",
-        title="still chosen, % of clients left out",
+        title="still chosen, %",
         scale=_scale("var(--paper)", "var(--high)", domain=[0, 100]),
     )
     tips = [*_CELL, alt.Tooltip("personal:N", title="personal"), _tip("without", "chosen without one, %", ".0f")]
@@ -221,15 +226,24 @@ def matrix() -> Row:
         _data("cosines")
         .mark_rect()
         .encode(
-            alt.X("one:O", title="client", sort=None, axis=alt.Axis(labelAngle=0, labelOverlap=True)),
-            alt.Y("other:O", title="client", sort=None, axis=alt.Axis(labelOverlap=True)),
+            alt.X(
+                "one:O",
+                title="client",
+                sort=_order("column"),
+                axis=alt.Axis(labelAngle=0, labelOverlap=True, labelSeparation=3),
+            ),
+            alt.Y("other:O", title="client", sort=_order("row"), axis=alt.Axis(labelOverlap=True)),
             alt.Color(
                 "cosine:Q",
                 title="cosine",
                 scale=alt.Scale(
-                    domain=[-1, 0, 1], range=["var(--against)", "var(--neutral)", "var(--along)"], interpolate="lab"
+                    type="pow",
+                    exponent=0.6,  # so that the sign of a small cosine can be seen
+                    domain=[-1, 0, 1],
+                    range=["var(--against)", "var(--neutral)", "var(--along)"],
+                    interpolate="rgb",
                 ),
-                legend=alt.Legend(values=[-1, -0.5, 0, 0.5, 1]),
+                legend=alt.Legend(values=[-1, -0.3, 0, 0.3, 1], format=".1~f"),
             ),
             tooltip=[
                 alt.Tooltip("one:O", title="client"),
@@ -241,8 +255,9 @@ def matrix() -> Row:
     return _finish(chart, "A map of clients by clients; its colour is the cosine of their updates.")
 
 
+_SIGNED = alt.Axis(format="+d", tickCount=6, tickMinStep=1, labelExpr="datum.value ? datum.label : '0'")
 _SHOWN = "indexof(shown, datum.method) >= 0"
-_ROUND = alt.X("round:O", title="round", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+_ROUND = alt.X("round:O", title="round", axis=alt.Axis(labelAngle=0, labelOverlap=True, labelSeparation=3))
 _LAYER = alt.Y("layer:N", title=None, sort=None)
 
 
@@ -270,6 +285,21 @@ def _height(cells: list[Row]) -> int:
     return ROW * max(Counter(run for run, _ in pairs).values())
 
 
+def _order(field: str) -> alt.EncodingSortField:
+    return alt.EncodingSortField(field, op="min")
+
+
+def _accuracy(rows: list[Row], field: str = "mean") -> alt.Y:
+    """The axis, from well below where the methods end: how they set out matters less than how they differ then."""
+    last = {(row["method"], row.get("seed")): row["mean"] for row in rows}
+    low = max(0, 10 * int((min(last.values()) - 15) // 10))
+    return alt.Y(f"{field}:Q", title="test accuracy, %", scale=alt.Scale(domain=[low, 100]))
+
+
+def _width(methods: Sequence[str]) -> Any:
+    return alt.when(alt.datum.method == methods[0]).then(alt.value(3)).otherwise(alt.value(1.75))
+
+
 def _color(methods: Sequence[str]) -> alt.Color:
     colors = [f"var(--c{place})" for place in range(1, PLAIN + 1)] + ["var(--faint)"] * len(methods)
     scale = alt.Scale(domain=list(methods), range=colors[: len(methods)])
@@ -282,7 +312,7 @@ def _dash(methods: Sequence[str]) -> alt.StrokeDash:
 
 
 def _scale(low: str, high: str, **settings: Any) -> alt.Scale:
-    return alt.Scale(range=[low, high], interpolate="lab", **settings)
+    return alt.Scale(range=[low, high], interpolate="rgb", **settings)
 
 
 def _data(name: str) -> alt.Chart:

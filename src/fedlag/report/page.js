@@ -124,12 +124,12 @@
 
   function matrix() {
     const one = recorded().find((one) => one.layer === seen.layer && one.round === seen.round);
-    if (!one) return { clients: [], at: () => 1 };
+    if (!one) return { clients: [], at: () => 0 };
     const bytes = Int8Array.from(atob(one.cosines), (letter) => letter.charCodeAt(0));
     const size = one.clients.length;
     const at = (a, b) => {
       const [low, high] = a < b ? [a, b] : [b, a];
-      return a === b ? 1 : bytes[low * size - (low * (low + 1)) / 2 + high - low - 1] / 127;
+      return bytes[low * size - (low * (low + 1)) / 2 + high - low - 1] / 127;
     };
     return { clients: one.clients, at };
   }
@@ -138,7 +138,9 @@
     const { clients, at } = matrix();
     const order = clients.map((_, place) => place);
     if (!find("#alike").checked) order.sort((a, b) => clients[a] - clients[b]);
-    return order.flatMap((a) => order.map((b) => ({ one: clients[a], other: clients[b], cosine: at(a, b) })));
+    return order.flatMap((a, row) =>
+      order.map((b, column) => ({ row, column, one: clients[b], other: clients[a], cosine: a === b ? null : at(a, b) })),
+    ); // a client's cosine with itself says nothing, so it is left blank
   }
 
   function reading() {

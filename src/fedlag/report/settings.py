@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlag.report.evidence import Evidence, title
+from fedlag.report.evidence import Evidence, Row, title
+from fedlag.results import Run
 
-Row = dict[str, Any]
+
+PLACES = ("data.root", "data.file")  # where things lie on somebody's disk
 
 
 def common(evidence: Evidence) -> Row:
     """Dotted settings that all runs share."""
-    first, *others = [_flat(run.experiment) for run in evidence.runs]
+    first, *others = [_settings(run) for run in evidence.runs]
     return {key: value for key, value in first.items() if all(other.get(key, ...) == value for other in others)}
 
 
@@ -21,7 +23,7 @@ def own(evidence: Evidence) -> dict[str, Row]:
     shared = common(evidence)
     made = {}
     for method in evidence.methods:
-        first, *others = [_flat(run.experiment) for run in evidence.runs if run.method == method]
+        first, *others = [_settings(run) for run in evidence.of(method)]
         made[title(method)] = {
             key: value
             for key, value in first.items()
@@ -51,12 +53,15 @@ def versions(evidence: Evidence) -> Row:
     found: dict[str, list[str]] = {}
     for run in evidence.runs:
         manifest = run.manifest
-        for name, value in _flat(
-            {**manifest.get("versions", {}), "Python": manifest.get("python"), **manifest.get("machine", {})}
-        ).items():
+        made = {**manifest.get("versions", {}), "Python": manifest.get("python"), **manifest.get("machine", {})}
+        for name, value in made.items():
             if value and str(value) not in found.setdefault(name, []):
                 found[name].append(str(value))
     return {name: ", ".join(values) for name, values in found.items() if values}
+
+
+def _settings(run: Run) -> Row:
+    return {key: value for key, value in _flat(run.experiment).items() if key not in PLACES}
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Row:
