@@ -8,7 +8,6 @@ from typing import Any
 from fedlag.report.evidence import Evidence, Row, title
 from fedlag.results import Run
 
-
 PLACES = ("data.root", "data.file")  # where things lie on somebody's disk
 
 
