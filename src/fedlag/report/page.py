@@ -75,10 +75,15 @@ def render(found: Evidence) -> str:
             seeds=sorted({run.seed for run in found.runs}),
             style=_file("page.css"),
             script=_file("page.js"),
-            library=vl_convert.javascript_bundle(vl_version=altair.SCHEMA_VERSION.removeprefix("v").rpartition(".")[0]),
+            library=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", _grammar()),
             data=_json(data),
         )
     )
+
+
+def _grammar() -> str:
+    """The version of Vega-Lite that the charts are written in, `6.4` for `v6.4.1`."""
+    return str(altair.SCHEMA_VERSION).removeprefix("v").rpartition(".")[0]
 
 
 def _by(rows: list[Row], key: str) -> dict[str, list[Row]]:
