@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from fedlag import results
+from fedlag import execution, experiment, results
 from fedlag.report import disagreement, evidence
 
 
@@ -35,7 +35,11 @@ def headline(runs, method, seed):
 
 
 def test_gains_are_those_of_the_raw_rows(runs, found):
-    told = {(row["method"], row["seed"], row["client"]): row["points"] for row in evidence.gains(found)}
+    told = {
+        (name, row["seed"], row["client"]): row["points"]
+        for name, rows in evidence.gains(found).items()
+        for row in rows
+    }
     expected = {}
     for method, name in (("fedavg", "FedAvg"), ("fedavg-ft", "FedAvg+FT"), ("fedlag", "FedLAG")):
         for seed in (0, 1):
@@ -46,11 +50,13 @@ def test_gains_are_those_of_the_raw_rows(runs, found):
     assert len(told) == 3 * 2 * 6
 
 
-def test_gains_are_sorted_and_numbered(found):
-    for method in ("FedAvg", "FedLAG"):
-        own = [row for row in evidence.gains(found) if row["method"] == method]
-        assert [row["rank"] for row in own] == list(range(1, len(own) + 1))
-        assert [row["points"] for row in own] == sorted((row["points"] for row in own), reverse=True)
+def test_gains_are_sorted_and_those_of_the_first_methods_have_room(found, monkeypatch):
+    told = evidence.gains(found)
+    for rows in told.values():
+        points = [row["points"] for row in rows]
+        assert points == sorted(points, reverse=True)
+    monkeypatch.setattr(evidence, "GAINS", 30)
+    assert list(evidence.gains(found)) == ["FedLAG", "FedAvg"] == list(told)[:2]
 
 
 def test_curves_are_those_of_the_raw_rows(runs, found):
@@ -94,6 +100,23 @@ def test_the_conflict_map_is_the_table_of_layers(runs, found):
     assert any(personal for _, _, personal in told.values())
 
 
+def test_what_a_frozen_choice_made_personal_is_shown_after_the_last_measurement(tmp_path):
+    settings = {
+        "algorithm": "fedlag",
+        "rounds": 5,
+        "personal": {"mode": "frozen", "warmup": 2, "k": 1},
+        "data": {"clients": 5, "limit": 250},
+        "model": {"hidden": [8]},
+    }
+    run = results.read(execution.execute(experiment.load(settings), tmp_path / "run"))
+    (one,) = disagreement.gather(evidence.gather([run]))
+    personal = {cell["layer"] for cell in one.cells if cell["round"] == 5 and cell["personal"]}
+    assert len(personal) == 1
+    assert [cell["round"] for cell in one.cells if cell["share"] is not None] == [1, 1, 2, 2]
+    assert one.decisions[0].chosen == personal
+    assert len(disagreement.cells([one])) == 10
+
+
 def decoded(row):
     """The cosine of every two clients, by their numbers."""
     steps = np.frombuffer(base64.b64decode(row["cosines"]), np.int8) / 127
@@ -124,6 +147,8 @@ def test_where_there_is_little_room_fewer_rounds_are_shown_the_last_among_them(f
         assert len(rounds) == 3
     monkeypatch.setattr(disagreement, "ROOM", 10)
     assert disagreement.matrices(measured) == {one.name: [] for one in measured}
+    monkeypatch.setattr(disagreement, "CELLS", 2 * 2 * 2)
+    assert {cell["round"] for cell in disagreement.cells(measured)} == {1, 6}
 
 
 @pytest.mark.parametrize(("available", "wanted"), [(1, 1), (5, 5), (7, 3), (300, 120), (3, 9)])

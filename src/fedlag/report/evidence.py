@@ -17,7 +17,12 @@ from fedlag.results import TITLES, Comparison, Method, Run
 Row = dict[str, Any]
 
 TO_BEAT = ("local", "fedavg", "fedavg-ft")
-POINTS = 120  # evaluated rounds shown of each curve
+
+# The page stays small, so there is only so much room:
+ROUNDS = 120  # shown of each curve
+POINTS = 5_000  # of all curves together
+GAINS = 12_000  # clients with a seed and a method
+CELLS = 8_000  # clients with a label
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +80,7 @@ def curves(evidence: Evidence) -> list[Row]:
         rounds = sorted(set.intersection(*(set(grid.rounds.tolist()) for grid in grids)))
         values = np.array([grid.means()[np.isin(grid.rounds, rounds)] for grid in grids])
         sent = np.mean([_sent(run, rounds) for run in evidence.of(method)], axis=0)
-        for place in spread(len(rounds), POINTS):
+        for place in spread(len(rounds), min(ROUNDS, POINTS // len(evidence.methods))):
             own = 100 * values[:, place]
             made.append(
                 {
@@ -99,31 +104,30 @@ def headlines(evidence: Evidence) -> list[Row]:
     ]
 
 
-def gains(evidence: Evidence) -> list[Row]:
-    """Points over training alone of each client with each seed, of every method the most fortunate first."""
+def gains(evidence: Evidence) -> dict[str, list[Row]]:
+    """Points over training alone of each client with each seed, by method, the most fortunate first."""
+    return _fitting({title(name): rows for name in evidence.methods if (rows := _gains(evidence, name))}, GAINS)
+
+
+def _gains(evidence: Evidence, name: str) -> list[Row]:
+    method, local = evidence.comparison.methods[name], evidence.comparison.methods.get("local")
+    if method.gain is None or local is None:
+        return []
     made = []
-    local = evidence.comparison.methods.get("local")
-    for name in evidence.methods:
-        method = evidence.comparison.methods[name]
-        if method.gain is None or local is None:
-            continue
-        order = np.lexsort((method.gain.clients, method.gain.seeds, -method.gain.points))
-        for rank, place in enumerate(order, 1):
-            seed, client = int(method.gain.seeds[place]), int(method.gain.clients[place])
-            own, alone = method.runs[seed].headline, local.runs[seed].headline
-            here, there = (int(np.flatnonzero(one.clients == client)[0]) for one in (own, alone))
-            made.append(
-                {
-                    "method": title(name),
-                    "rank": rank,
-                    "seed": seed,
-                    "client": client,
-                    "points": round(float(method.gain.points[place]), 3),
-                    "accuracy": round(100 * float(own.accuracy[here]), 2),
-                    "alone": round(100 * float(alone.accuracy[there]), 2),
-                    "examples": int(own.examples[here]),
-                }
-            )
+    for place in np.lexsort((method.gain.clients, method.gain.seeds, -method.gain.points)):
+        seed, client = int(method.gain.seeds[place]), int(method.gain.clients[place])
+        own, alone = method.runs[seed].headline, local.runs[seed].headline
+        here, there = (int(np.flatnonzero(one.clients == client)[0]) for one in (own, alone))
+        made.append(
+            {
+                "client": client,
+                "seed": seed,
+                "points": round(float(method.gain.points[place]), 3),
+                "accuracy": round(100 * float(own.accuracy[here]), 2),
+                "alone": round(100 * float(alone.accuracy[there]), 2),
+                "examples": int(own.examples[here]),
+            }
+        )
     return made
 
 
@@ -141,7 +145,7 @@ def holdings(evidence: Evidence) -> dict[str, list[Row]]:
                 {"client": row["client"], "label": row["label"], "examples": row["examples_sum"]}
                 for row in table.sort_by([("client", "ascending"), ("label", "ascending")]).to_pylist()
             ]
-    return {_seeds(seeds[key]): own for key, own in rows.items() if own}
+    return _fitting({_seeds(seeds[key]): own for key, own in rows.items() if own}, CELLS)
 
 
 def traffic(evidence: Evidence) -> list[Row]:
@@ -177,6 +181,11 @@ def spread(available: int, wanted: int) -> list[int]:
     if wanted < 1:
         return []
     return sorted({round(place) for place in np.linspace(available - 1, 0, min(available, wanted))})
+
+
+def _fitting(groups: dict[str, list[Row]], room: int) -> dict[str, list[Row]]:
+    """The first groups that have room together."""
+    return {name: rows for name, rows in groups.items() if (room := room - len(rows)) >= 0}
 
 
 def _seeds(seeds: Sequence[int]) -> str:

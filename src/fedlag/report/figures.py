@@ -1,4 +1,7 @@
-"""The charts, as Vega-Lite; what a colour is called here, `var(--…)`, the page's style sheet says."""
+"""The charts, as Vega-Lite.
+
+The page's style sheet says what a colour is (`var(--…)`), and its script puts the rows in under a table's name.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ CONFIG = {
 def curves(rows: list[Row], heads: list[Row], methods: Sequence[str]) -> Row:
     """Accuracy by round, with a band over seeds and a dot for every run's headline round."""
     shown = alt.param(name="shown", value=list(methods[:PLAIN]))
-    base = _data("rows").transform_filter(_SHOWN)
+    base = _data("curves").transform_filter(_SHOWN)
     x = alt.X("round:Q", title="round", axis=alt.Axis(grid=False, tickMinStep=1), scale=alt.Scale(nice=False))
     y, color = _accuracy(rows + heads), _color(methods)
     band = base.mark_area(opacity=0.13, clip=True).encode(x, _accuracy(rows + heads, "low"), alt.Y2("high:Q"), color)
@@ -66,16 +69,13 @@ def curves(rows: list[Row], heads: list[Row], methods: Sequence[str]) -> Row:
     return _finish(
         alt.layer(band, line, told, dots).add_params(shown).properties(height=340),
         "Lines of test accuracy by round, one for each method.",
-        rows=rows[::-1],
-        heads=heads,
     )
 
 
 def costs(rows: list[Row], methods: Sequence[str]) -> Row:
     """Accuracy against the bytes that it took to get there."""
     shown = alt.param(name="shown", value=list(methods[:PLAIN]))
-    rows = [row for row in rows if row["megabytes"] > 0]
-    base = _data("rows").transform_filter(_SHOWN)
+    base = _data("curves").transform_filter(_SHOWN).transform_filter("datum.megabytes > 0")
     x = alt.X(
         "megabytes:Q",
         title="megabytes sent so far (logarithmic)",
@@ -92,14 +92,13 @@ def costs(rows: list[Row], methods: Sequence[str]) -> Row:
     return _finish(
         alt.layer(line, told).add_params(shown).properties(height=300),
         "Lines of test accuracy against megabytes sent, one for each method.",
-        rows=rows[::-1],
     )
 
 
-def gains(rows: list[Row]) -> Row:
+def gains(methods: Sequence[str]) -> Row:
     """A bar for every client, sorted; harmed clients also carry a triangle."""
-    method = alt.param(name="method", value=rows[0]["method"])
-    base = _data("rows").transform_filter("datum.method == method")
+    method = alt.param(name="method", value=methods[0])
+    base = _data("gains").transform_filter("datum.method == method")
     x = alt.X("rank:O", axis=None, scale=alt.Scale(paddingInner=0.25))
     y = alt.Y("points:Q", title="points over training alone", axis=_SIGNED)
     tips = [
@@ -128,22 +127,18 @@ def gains(rows: list[Row]) -> Row:
         .mark_point(shape="triangle-down", filled=True, size=36, opacity=1, yOffset=8, color="var(--harm)")
         .encode(x, y, tooltip=tips)
     )
-    zero = _data("one").mark_rule(color="var(--ink)", strokeWidth=1).encode(alt.Y("zero:Q"))
     return _finish(
-        alt.layer(bars, equal, harmed, zero).add_params(method).properties(height=280),
+        alt.layer(bars, equal, harmed).add_params(method).properties(height=280),
         "Bars of the points every client gains over training alone, sorted; harmed clients carry a triangle.",
-        rows=rows,
-        one=[{"zero": 0}],
     )
 
 
 def holdings(partitions: dict[str, list[Row]]) -> Row:
     """How many examples of each label every client holds."""
-    rows = [{"partition": name, **row} for name, own in partitions.items() for row in own]
     partition = alt.param(name="partition", value=next(iter(partitions)))
-    labels = len({row["label"] for row in rows})
+    labels = len({row["label"] for rows in partitions.values() for row in rows})
     chart = (
-        _data("rows")
+        _data("holdings")
         .transform_filter("datum.partition == partition")
         .mark_rect(stroke="var(--paper)", strokeWidth=1, cornerRadius=2)
         .encode(
@@ -156,7 +151,6 @@ def holdings(partitions: dict[str, list[Row]]) -> Row:
     return _finish(
         chart.add_params(partition).properties(height=max(160, min(520, 24 * labels))),
         "A map of clients by labels; the darker a cell, the more examples.",
-        rows=rows,
     )
 
 
@@ -192,14 +186,12 @@ def conflicts(cells: list[Row]) -> Row:
     return _finish(
         alt.layer(shares, personal, chosen).add_params(_run(cells), *params).properties(height=_height(cells)),
         "A map of layers by rounds; the stronger a cell's colour, the more pairs of clients conflict there.",
-        cells=cells,
     )
 
 
 def choices(cells: list[Row]) -> Row:
     """Layer by round: whether it is personal, and for how many clients left out it would be."""
-    cells = [cell for cell in cells if cell["without"] is not None]
-    base = _data("cells").transform_filter("datum.run == run")
+    base = _data("cells").transform_filter("datum.run == run && datum.without != null")
     color = alt.Color(
         "without:Q",
         title="still chosen, %",
@@ -216,7 +208,6 @@ def choices(cells: list[Row]) -> Row:
         alt.layer(shares, personal).add_params(_run(cells)).properties(height=_height(cells)),
         "A map of layers by rounds; the stronger a cell's colour, the more clients can be left out without changing "
         "that the layer is personal.",
-        cells=cells,
     )
 
 
@@ -232,7 +223,7 @@ def matrix() -> Row:
                 sort=_order("column"),
                 axis=alt.Axis(labelAngle=0, labelOverlap=True, labelSeparation=3),
             ),
-            alt.Y("other:O", title="client", sort=_order("row"), axis=alt.Axis(labelOverlap=True)),
+            alt.Y("other:O", title="client", sort=_order("row"), axis=alt.Axis(labelOverlap=True, labelSeparation=2)),
             alt.Color(
                 "cosine:Q",
                 title="cosine",
@@ -255,7 +246,13 @@ def matrix() -> Row:
     return _finish(chart, "A map of clients by clients; its colour is the cosine of their updates.")
 
 
-_SIGNED = alt.Axis(format="+d", tickCount=6, tickMinStep=1, labelExpr="datum.value ? datum.label : '0'")
+_SIGNED = alt.Axis(
+    format="+d",
+    tickCount=6,
+    tickMinStep=1,
+    labelExpr="datum.value ? datum.label : '0'",
+    gridColor={"condition": {"test": "datum.value == 0", "value": "var(--muted)"}, "value": "var(--line)"},
+)
 _SHOWN = "indexof(shown, datum.method) >= 0"
 _ROUND = alt.X("round:O", title="round", axis=alt.Axis(labelAngle=0, labelOverlap=True, labelSeparation=3))
 _LAYER = alt.Y("layer:N", title=None, sort=None)
@@ -293,7 +290,8 @@ def _accuracy(rows: list[Row], field: str = "mean") -> alt.Y:
     """The axis, from well below where the methods end: how they set out matters less than how they differ then."""
     last = {(row["method"], row.get("seed")): row["mean"] for row in rows}
     low = max(0, 10 * int((min(last.values()) - 15) // 10))
-    return alt.Y(f"{field}:Q", title="test accuracy, %", scale=alt.Scale(domain=[low, 100]))
+    high = min(100, 10 * int(max(row.get("high", 0.0) for row in rows) // 10) + 10)
+    return alt.Y(f"{field}:Q", title="test accuracy, %", scale=alt.Scale(domain=[low, high]))
 
 
 def _width(methods: Sequence[str]) -> Any:
@@ -319,9 +317,7 @@ def _data(name: str) -> alt.Chart:
     return alt.Chart(alt.NamedData(name))
 
 
-def _finish(chart: Any, description: str, **data: list[Row]) -> Row:
-    """The specification, with its data by column, which names every column once; the page's script makes rows of it."""
+def _finish(chart: Any, description: str) -> Row:
     made = chart.properties(width="container", description=description).to_dict()
     made.pop("$schema")  # an address on the network, though nobody would ask for it
-    columns = {name: {column: [row[column] for row in rows] for column in rows[0]} for name, rows in data.items()}
-    return {**made, "config": CONFIG, "datasets": columns}
+    return {**made, "config": CONFIG}

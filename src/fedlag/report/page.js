@@ -17,13 +17,17 @@
   }
 
   function themed(spec) {
-    const made = JSON.parse(JSON.stringify(spec).replace(/var\((--[a-z0-9]+)\)/g, (_, name) => color(name)));
+    const text = JSON.stringify(spec);
+    const made = JSON.parse(text.replace(/var\((--[a-z0-9]+)\)/g, (_, name) => color(name)));
     made.config.font = getComputedStyle(document.body).fontFamily;
-    for (const [table, columns] of Object.entries(made.datasets)) made.datasets[table] = rows(columns);
+    made.datasets = {};
+    for (const [, name] of text.matchAll(/"data":{"name":"([a-z]+)"}/g)) made.datasets[name] = rows(name);
     return made;
   }
 
-  function rows(columns) {
+  function rows(name) {
+    if (name === "cosines") return cosines();
+    const columns = evidence.tables[name];
     const names = Object.keys(columns);
     return columns[names[0]].map((_, place) => Object.fromEntries(names.map((name) => [name, columns[name][place]])));
   }
@@ -34,10 +38,7 @@
       if (state[name]?.[param.name] !== undefined) param.value = state[name][param.name];
     }
     const place = find(`#${name}`);
-    if (name === "matrix") {
-      spec.datasets.cosines = cosines();
-      spec.height = Math.min(place.clientWidth, 430) - 60;
-    }
+    if (name === "matrix") spec.height = Math.min(place.clientWidth, 430) - 60; // about square
     const actions = { export: true, source: false, compiled: false, editor: false };
     views[name]?.finalize();
     const { view } = await vegaEmbed(place, spec, { renderer: "svg", ast: true, actions });
@@ -67,6 +68,26 @@
       for (const part of all(`[data-if="${target}"]`)) part.hidden = part.dataset.is !== select.value;
     }
     if (select.dataset.signals.includes("conflicts.run")) open(select.value);
+    if (select.dataset.signals === "gains.method") tell(select.value);
+  }
+
+  function tell(method) {
+    const columns = ["client", "seed", "points", "accuracy", "alone", "examples"];
+    const shown = rows("gains").filter((row) => row.method === method);
+    find("#each").replaceChildren(
+      ...shown.map((row) => {
+        const line = document.createElement("tr");
+        for (const name of columns) {
+          const cell = line.appendChild(document.createElement(name === "client" ? "th" : "td"));
+          cell.textContent = ["points", "accuracy", "alone"].includes(name) ? number(row[name], 1) : row[name];
+        }
+        return line;
+      }),
+    );
+  }
+
+  function number(value, digits) {
+    return value.toFixed(digits).replace("-", "−");
   }
 
   for (const legend of all(".legend")) {
@@ -88,7 +109,7 @@
 
   // Client by client
 
-  let run = Object.keys(evidence.cells)[0];
+  let run = Object.keys(evidence.xi)[0];
   let seen = { layer: "", round: 0 };
   const recorded = () => evidence.matrices[run] ?? [];
   const rounds = () => [...new Set(recorded().map((one) => one.round))];
@@ -100,12 +121,8 @@
     find("#layer").replaceChildren(...layers.map((layer) => new Option(layer)));
     find("#round").max = Math.max(rounds().length - 1, 0);
     const last = recorded().filter((one) => one.round === rounds().at(-1));
-    const most = last.reduce((a, b) => (cell(b).share > cell(a).share ? b : a), last[0]);
+    const most = last.reduce((a, b) => (b.share > a.share ? b : a), last[0]);
     if (most) show(layers.includes(seen.layer) ? seen.layer : most.layer, seen.round || most.round);
-  }
-
-  function cell(one) {
-    return evidence.cells[run].find((cell) => cell.layer === one.layer && cell.round === one.round) ?? { share: -1 };
   }
 
   function show(layer, round) {
@@ -131,7 +148,7 @@
       const [low, high] = a < b ? [a, b] : [b, a];
       return bytes[low * size - (low * (low + 1)) / 2 + high - low - 1] / 127;
     };
-    return { clients: one.clients, at };
+    return { ...one, at };
   }
 
   function cosines() {
@@ -144,17 +161,15 @@
   }
 
   function reading() {
-    const found = cell(seen);
-    const { clients, at } = matrix();
-    const pairs = clients.flatMap((one, a) => clients.slice(a + 1).map((other, b) => [at(a, a + 1 + b), one, other]));
-    const apart = pairs.sort((a, b) => a[0] - b[0]).slice(0, 3).filter(([cosine]) => cosine < 0);
-    const number = (value) => value.toFixed(2).replace("-", "−");
-    const xi = evidence.xi[run] ? ` (cosine below ${number(evidence.xi[run])})` : "";
-    const most = apart.map(([cosine, a, b]) => `clients ${Math.min(a, b)} and ${Math.max(a, b)} (${number(cosine)})`);
+    const { clients, at, ...found } = matrix();
+    const both = clients.flatMap((one, a) => clients.slice(a + 1).map((other, b) => [at(a, a + 1 + b), one, other]));
+    const apart = both.sort((a, b) => a[0] - b[0]).slice(0, 3).filter(([cosine]) => cosine < 0);
+    const xi = evidence.xi[run] ? ` (cosine below ${number(evidence.xi[run], 2)})` : "";
+    const name = ([cosine, a, b]) => `clients ${Math.min(a, b)} and ${Math.max(a, b)} (${number(cosine, 2)})`;
     return (
-      `Layer ${seen.layer}, round ${seen.round}: ${found.conflicts} of ${found.pairs} pairs conflict${xi}, ` +
-      `mean cosine ${number(found.cosine)}; ${found.personal ? "personal from then on" : "shared"}.` +
-      (most.length ? ` Most opposed: ${most.join(", ")}.` : "")
+      `Layer ${found.layer}, round ${found.round}: ${found.conflicts} of ${found.pairs} pairs conflict${xi}, ` +
+      `mean cosine ${number(found.cosine, 2)}; ${found.personal ? "personal from then on" : "shared"}.` +
+      (apart.length ? ` Most opposed: ${apart.map(name).join(", ")}.` : "")
     );
   }
 
@@ -170,5 +185,6 @@
   }
 
   open(run);
+  if (find("#each")) tell(evidence.tables.gains.method[0]);
   redraw();
 })();

@@ -32,20 +32,27 @@ def render(found: Evidence) -> str:
     methods = [evidence.title(method) for method in found.methods]
     gains, holdings = evidence.gains(found), evidence.holdings(found)
     measured = disagreement.gather(found)
-    cells = [{"run": one.name, **cell} for one in measured for cell in one.cells]
+    cells, matrices = disagreement.cells(measured), disagreement.matrices(measured)
     specs = {
         "curves": figures.curves(curves, heads, methods),
         "costs": figures.costs(curves, methods),
-        **({"gains": figures.gains(gains)} if gains else {}),
+        **({"gains": figures.gains(list(gains))} if gains else {}),
         **({"holdings": figures.holdings(holdings)} if holdings else {}),
         **({"conflicts": figures.conflicts(cells)} if cells else {}),
         **({"choices": figures.choices(cells)} if any(cell["without"] is not None for cell in cells) else {}),
-        **({"matrix": figures.matrix()} if any(one.cosines for one in measured) else {}),
+        **({"matrix": figures.matrix()} if matrices else {}),
+    }
+    tables = {
+        "curves": curves[::-1],  # the first method is drawn last, above the others
+        "heads": heads[::-1],
+        "gains": [{"method": name, "rank": rank, **row} for name in gains for rank, row in enumerate(gains[name], 1)],
+        "holdings": [{"partition": name, **row} for name, rows in holdings.items() for row in rows],
+        "cells": cells,
     }
     data = {
         "specs": specs,
-        "cells": {one.name: one.cells for one in measured},
-        "matrices": disagreement.matrices(measured),
+        "tables": {name: _columns(rows) for name, rows in tables.items() if rows},
+        "matrices": matrices,
         "xi": {one.name: one.xi for one in measured},
     }
     return (
@@ -61,7 +68,7 @@ def render(found: Evidence) -> str:
             dashes=figures.DASHES,
             curves=curves,
             heads=heads,
-            gains=_by(gains, "method"),
+            gains=gains,
             standing=found.comparison.methods[found.focus].gain if found.focus in found.comparison.methods else None,
             holdings=holdings,
             measured=measured,
@@ -91,6 +98,11 @@ def _by(rows: list[Row], key: str) -> dict[str, list[Row]]:
     for row in rows:
         made.setdefault(row[key], []).append(row)
     return made
+
+
+def _columns(rows: list[Row]) -> dict[str, list[Any]]:
+    """A table by column, which names every column once."""
+    return {column: [row[column] for row in rows] for column in rows[0]}
 
 
 def _json(value: Any) -> str:
