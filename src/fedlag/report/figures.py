@@ -191,7 +191,7 @@ def conflicts(cells: list[Row]) -> Row:
 
 def choices(cells: list[Row]) -> Row:
     """Layer by round: whether it is personal, and for how many clients left out it would be."""
-    base = _data("cells").transform_filter("datum.run == run && datum.without != null")
+    base = _data("cells").transform_filter("datum.run == run")  # all rounds, to stand below the map of conflicts
     color = alt.Color(
         "without:Q",
         title="still chosen, %",
@@ -200,7 +200,7 @@ def choices(cells: list[Row]) -> Row:
     tips = [*_CELL, alt.Tooltip("personal:N", title="personal"), _tip("without", "chosen without one, %", ".0f")]
     shares = base.mark_rect(stroke="var(--line)", strokeWidth=0.5).encode(_ROUND, _LAYER, color, tooltip=tips)
     personal = (
-        base.transform_filter("datum.personal")
+        base.transform_filter("datum.personal && datum.without != null")
         .mark_point(filled=True, size=22, opacity=1, color="var(--dot)", stroke="var(--paper)", strokeWidth=0.7)
         .encode(_ROUND, _LAYER, tooltip=tips)
     )

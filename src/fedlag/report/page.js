@@ -43,6 +43,7 @@
     views[name]?.finalize();
     const { view } = await vegaEmbed(place, spec, { renderer: "svg", ast: true, actions });
     views[name] = view;
+    place.querySelector("summary").setAttribute("aria-label", "Save this chart");
     if (name === "conflicts" || name === "choices") {
       view.addEventListener("click", (_, item) => {
         if (item?.datum?.layer) show(item.datum.layer, item.datum.round);
