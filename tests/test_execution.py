@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlag import checkpoint, execution, experiment, files, tables, tree
+from fedlag import checkpoint, execution, experiment, files, pairs, tables, tree
 from fedlag.errors import InputError
 from fedlag.execution import execute, resume
 from fedlag.store import FILE, Store
@@ -52,6 +52,7 @@ def assert_same_runs(one: experiment.Experiment, left: Path, right: Path) -> Non
     assert list(tree.keys(server)) == list(tree.keys(other_server))
     for name, table in tables.load(left).items():
         assert table.equals(tables.load(right)[name]), name
+    assert pairs.load(left).equals(pairs.load(right))
 
 
 def test_a_run_leaves_what_a_run_must_leave(tmp_path):

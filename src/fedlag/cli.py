@@ -221,6 +221,22 @@ def _show(folders: list[Path], as_json: bool) -> None:
     console.show_runs(runs)
 
 
+@main.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True)
+@click.option("--method", help="Whose verdict; that of FedLAG unless given, where it was run.")
+def report(folders: tuple[Path, ...], out: Path, method: str | None) -> None:
+    """One HTML file that shows runs, or all runs in a folder: it opens without a network, anywhere.
+
+    \b
+    fedlag report runs/compare-demo -o report.html
+    """
+    from fedlag import console
+    from fedlag.report import report
+
+    console.say(f"Report: {report(folders, out, method)}")
+
+
 @main.command("list")
 @click.argument("what", type=click.Choice(["methods", "models", "data", "runs"]))
 @click.option("--in", "folder", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs lie.")

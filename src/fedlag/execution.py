@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from filelock import FileLock, Timeout
 
-from fedlag import checkpoint, layers
+from fedlag import checkpoint, labels, layers
 from fedlag.birth import born
 from fedlag.data.federated import Federated, Part, federate
 from fedlag.errors import InputError
@@ -30,6 +30,7 @@ from fedlag.federation.sequential import Sequential, one_thread
 from fedlag.federation.work import HELD_OUT, Source
 from fedlag.files import write_atomically
 from fedlag.flow import Batch, Scores, Server
+from fedlag.pairs import Pairs, kept
 from fedlag.round import STAGES, TRAINED, Task
 from fedlag.run import Round, Sampling, evaluate, rounds
 from fedlag.store import FILE, Store, wanted
@@ -132,9 +133,14 @@ def _work(
     started = time.monotonic() - before
     saving, last_saved = 0.0, time.monotonic()
     candidates = candidate_layers(parts.task.anatomy, parts.server.rule)
+    participants = len(parts.sampling.cohort(parts.task.clients, experiment.seed, 0))
+    pairs = Pairs.read(folder, server.round, kept(experiment.rounds, len(candidates), participants))
+    if parts.federated is not None:
+        labels.write(folder, parts.federated)
 
     def save(server: Server) -> None:
         tables.write(folder)
+        pairs.write(folder)
         if store is None:
             checkpoint.save(folder, experiment.hash, server, parts.federation.clients())
         else:
@@ -148,6 +154,7 @@ def _work(
     with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
         for done in islice(coming, left):
             server = done.server
+            pairs.add(done)
             scores = _record(tables, parts, done, candidates, _stages(experiment, parts, done.number))
             event = _event(experiment, done, scores, candidates, time.monotonic() - started)
             events.write(json.dumps(event) + "\n")
