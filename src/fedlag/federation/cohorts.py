@@ -24,7 +24,7 @@ class Together(Threaded):
 
     def __init__(self, task: Task, source: Source, seed: int, workers: int | None = None) -> None:
         super().__init__(task, source, seed, workers)
-        self.obstacle = ""  # why nobody trains together
+        self.obstacle = coarse(task)  # why nobody trains together
 
     def train(
         self, message: Message, letters: Mapping[int, Letter], scored: Sequence[str] = HELD_OUT
@@ -104,6 +104,11 @@ class Together(Threaded):
         """Those who train together, by who has most examples; none while something is in the way."""
         sizes = {} if self.obstacle else {client: self._size(client) for client in clients}
         return {cohort[0]: cohort for cohort in cohorts({client: size for client, size in sizes.items() if size})}
+
+
+def coarse(task: Task) -> str:
+    """Why products of low precision keep clients from training together; empty for full precision."""
+    return "" if task.training.precision == "fp32" else "products in bfloat16 are taken for one client at a time"
 
 
 def cohorts(sizes: Mapping[int, int]) -> list[list[int]]:
