@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class Nodes(Grid):
-    """Nodes 10, 20, …, each with a partition, a folder and a ClientApp.
+    """Nodes 10, 20, …, each with a partition (not in the order of the nodes), a folder and a ClientApp.
 
     answer: called with (round message, reply) and returns what arrives instead, None for nothing.
     """
@@ -23,7 +23,7 @@ class Nodes(Grid):
         self.received: list[Message] = []
 
     def partition(self, node):
-        return node // 10 - 1
+        return (node // 10 - 1) ^ 1
 
     def context(self, node):
         own = {"partition-id": self.partition(node), "fedlag-store": str(self.folder / f"disk-{node}")}

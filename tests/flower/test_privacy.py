@@ -39,7 +39,7 @@ each_wrapper = pytest.mark.parametrize("kind", WRAPPERS)
 
 
 def network():
-    """Without BatchNorm: Flower clips no whole numbers, and that counts its batches."""
+    """Without BatchNorm, whose count of batches would be part of the length that Flower clips by."""
     torch.manual_seed(0)
     return Net(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU()), nn.Linear(5, 3))
 
