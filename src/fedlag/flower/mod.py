@@ -88,9 +88,9 @@ def _trained(reply: Message, start: Params) -> tuple[str, Params]:
     if len(records) != 1:
         raise ValueError(f"keep_personal needs a reply with one ArrayRecord, the model's weights, not {len(records)}")
     ((key, arrays),) = records.items()
-    if list(arrays) != list(start):
-        odd = ", ".join(sorted(arrays.keys() ^ start.keys())) or "the order"
-        raise ValueError(f"the app answered with other weights than it was sent: {odd} differs")
+    if arrays.keys() != start.keys():
+        odd = ", ".join(sorted(arrays.keys() ^ start.keys()))
+        raise ValueError(f"the app answered with other weights than it was sent; on one side only: {odd}")
     end = to_tensors(arrays)
     for name, value in end.items():
         if value.dtype != start[name].dtype or value.shape != start[name].shape:
