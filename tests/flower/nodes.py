@@ -56,6 +56,19 @@ class Nodes(Grid):
     def pull_messages(self, *_): ...
 
 
+def joins_late(app, folder, round=3):
+    """Nodes 10, 20 and 30, which node 40 joins in this round (from 1), so that it is asked in the next."""
+    nodes = Nodes(app, folder, 3)
+
+    def answer(sent, reply):
+        if sent.content["config"]["server-round"] == round:
+            nodes.ids = [10, 20, 30, 40]
+        return reply
+
+    nodes.answer = answer
+    return nodes
+
+
 def travelled(message):
     """The message as it comes out of the wire."""
     return message_from_proto(message_to_proto(message))

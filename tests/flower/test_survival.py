@@ -12,7 +12,7 @@ from safetensors.torch import load
 from fedlag.errors import InputError
 from fedlag.flower import FedLAG, keep_personal
 from fedlag.flower.instructions import to_tensors
-from tests.flower.nodes import Nodes
+from tests.flower.nodes import Nodes, joins_late
 from tests.flower.test_strategy import CONFIG, app, changed, disk, initial, run, same, trained, with_mods
 
 MODES = pytest.mark.parametrize("mode", ["dynamic", "frozen"])
@@ -130,15 +130,7 @@ def test_a_node_that_lost_its_layers_says_so_and_trains_again_from_the_servers_c
 
 @MODES
 def test_a_newcomer_starts_from_the_servers_copy(tmp_path, mode):
-    nodes = Nodes(app, tmp_path)
-    nodes.ids = [10, 20, 30]
-
-    def joins(sent, reply):
-        if sent.content["config"]["server-round"] == 3:
-            nodes.ids = [10, 20, 30, 40]
-        return reply
-
-    nodes.answer = joins
+    nodes = joins_late(app, tmp_path)
     _, strategy, _ = run(tmp_path, 5, nodes=nodes, mode=mode)
     assert not strategy.dropped
     own = [message for message in nodes.sent if message.metadata.dst_node_id == 40]

@@ -14,7 +14,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fedlag import tree
 from fedlag.flow import Reply
-from fedlag.flower.instructions import RECEIPT, TRAINED, UPDATE, to_tensors
+from fedlag.flower.instructions import RECEIPT, TRAINED, UPDATE, odd, to_tensors
 from fedlag.tree import Params
 
 
@@ -51,12 +51,8 @@ def _read(node: int, content: RecordDict, round: int, sent: Params, weighted_by:
     if len(records) != 1:
         raise ValueError(f"it answered with {len(records)} ArrayRecords of weights, not one")
     end = to_tensors(*records.values())
-    if end.keys() != sent.keys():
-        raise ValueError(f"it answered with other weights than it was sent: {sorted(end.keys() ^ sent.keys())}")
-    for name, value in end.items():
-        if value.shape != sent[name].shape or value.dtype != sent[name].dtype:
-            form, usual = (f"{one.dtype} {tuple(one.shape)}" for one in (value, sent[name]))
-            raise ValueError(f"its {name} is {form}, not {usual}")
+    if difference := odd(end, sent):
+        raise ValueError(f"it answered with other weights than it was sent: {difference}")
     floats = [name for name, value in sent.items() if value.is_floating_point()]
     if len(content.metric_records) != 1:
         raise ValueError(f"it answered with {len(content.metric_records)} MetricRecords, not one")
