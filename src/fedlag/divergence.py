@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlag.errors import InputError
 from fedlag.kernels import fast_products
 
-CHUNK = 32_768  # columns multiplied at once
+CHUNK = 16_384  # columns multiplied at once
 CACHED = 2**21  # numbers that are quick to read wherever they lie
 PANEL = 64  # clients whose products with all later ones are taken at once; those with earlier ones are known by then
 
@@ -181,8 +181,11 @@ def _columns(rows: Block, dtype: torch.dtype) -> Iterator[Tensor]:
     held = torch.empty(len(rows), min(CHUNK, size), dtype=dtype, device=rows[0].device)
     for start in range(0, size, CHUNK):
         columns = held[:, : size - start]
-        for line, row in zip(columns, rows, strict=True):
-            line.copy_(row[start : start + CHUNK])
+        if isinstance(rows, Tensor):
+            columns.copy_(rows[:, start : start + CHUNK])
+        else:
+            for line, row in zip(columns, rows, strict=True):
+                line.copy_(row[start : start + CHUNK])
         yield columns
 
 
