@@ -80,7 +80,9 @@ def cases(only: tuple[str, ...], in_short: bool) -> list[Case]:
     for kind in ("section", "name", "engine"):
         named = {getattr(case, kind) for case in chosen} & set(only)
         chosen = [case for case in chosen if not named or getattr(case, kind) in named]
-    return [replace(case, workload=quick(case.workload), limit=120) for case in chosen] if in_short else chosen
+    if not in_short:
+        return chosen
+    return [replace(case, name=f"tiny {case.name}", workload=quick(case.workload), limit=120) for case in chosen]
 
 
 def speed() -> list[Case]:
