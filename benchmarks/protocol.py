@@ -73,18 +73,22 @@ def measure(python: Path, task: Result, threads: int | None, limit: float, log: 
         ) as process,
     ):  # fmt: skip
         peak, until = 0, time.monotonic() + limit
-        while process.poll() is None:
-            if time.monotonic() >= until:
+        try:
+            while process.poll() is None and time.monotonic() < until:
+                members = list(_family(process.pid))
+                if len(members) > 1:
+                    peak = max(peak, sum(map(_proportional, members)))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(SAMPLING)
+        finally:
+            late = process.poll() is None
+            if late:
                 end(process.pid)
-                return {"error": f"not done after {limit:g} seconds"}
-            members = list(_family(process.pid))
-            if len(members) > 1:
-                peak = max(peak, sum(map(_proportional, members)))
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(SAMPLING)
+        if late:
+            return {"error": f"not done after {limit:g} seconds"}
         printed = process.stdout.read().strip() if process.stdout else ""
     if not printed:
-        return {"error": f"ended with code {process.returncode} and no result; see {log.relative_to(ROOT)}"}
+        return {"error": f"ended with code {process.returncode} and no result; see {log.name} in .benchmarks/logs"}
     result: Result = json.loads(printed.splitlines()[-1])
     if "memory" in result:
         result["memory"] = max(result["memory"], peak)
