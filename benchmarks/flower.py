@@ -1,10 +1,11 @@
 """What fedlag costs on Flower: beside Flower's own FedAvg, with the same model, data and training.
 
-    python -m benchmarks.flower [--rounds 5] [--engine deployment] [--engine simulation]
+    python -m benchmarks.flower [--rounds 5] [--engine process] [--engine deployment] [--engine simulation]
 
-Both apps train and evaluate every client in every round. A run of one round and a run of several give the seconds of a
-round and those before the first; CPU seconds are those of all processes together, and are what counts where the
-machine has other work. Linux only: it reads /proc.
+`process` is the fresh ClientApp that a deployment starts for every message: its CPU seconds from the first import to
+the reply. The engines are whole: both apps train and evaluate every client in every round, and a run of one round and
+a run of several give the seconds of a round and those before the first. CPU seconds are those of all processes
+together, and are what counts where the machine has other work. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -12,21 +13,32 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from flower.deployment import Deployment, deployment
+from flwr.app import ArrayRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
 
 from fedlag import experiment
+from fedlag.birth import born
+from fedlag.data.federated import federate
+from fedlag.federation.work import HELD_OUT
+from fedlag.flower import wire
 from fedlag.flower.new import new
+from fedlag.round import address, broadcast
 
+ENGINES = ("process", "deployment", "simulation")
 CLIENTS = 4
 RESOURCES = "client-resources-num-cpus=1 client-resources-num-gpus=0.0 init-args-num-cpus=2"
 SETTINGS = (
@@ -163,6 +175,71 @@ def write_plain(folder: Path) -> Path:
     return folder
 
 
+# A fresh ClientApp
+
+ASK = """
+import sys
+from pathlib import Path
+
+import flwr.supernode.cli.flwr_clientapp
+from flwr.app import Context, Message, RecordDict
+from flwr.common.serde import recorddict_from_proto
+from flwr.proto.recorddict_pb2 import RecordDict as Wire
+from flwr.supercore.task_identity import TaskIdentity
+
+folder, module, kind = sys.argv[1:]
+sys.path.insert(0, folder)
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+message = Message(recorddict_from_proto(Wire.FromString(Path(folder, "message").read_bytes())), 1, kind)
+message.metadata.__dict__["_message_id"] = "1"
+context = Context(1, 1, {"partition-id": 0, "fedlag-store": folder + "/store"}, RecordDict(), {})
+app = __import__(module + ".client_app", fromlist=["app"]).app
+reply = app(message, context)
+assert reply.has_content(), reply.error
+"""
+
+
+def calls(experiment_file: Path) -> tuple[RecordDict, RecordDict]:
+    """The first message of a run to client 0: fedlag's, and the same parameters as Flower's own app sends them."""
+    one = experiment.load(experiment_file)
+    dataset = federate(one.data).dataset
+    task, server = born(one, dataset.x.shape[1:], dataset.classes, CLIENTS)
+    ours = wire.write(wire.Call("0" * 16, 0, broadcast(task, server), address(task, server, 0), HELD_OUT))
+    names = [f"layers.{layer}.{part}" for layer in (1, 3, 5) for part in ("weight", "bias")]
+    return ours, RecordDict({"arrays": ArrayRecord(dict(zip(names, server.params.values(), strict=True)))})
+
+
+def fresh(folder: Path, module: str, kind: str) -> float:
+    """CPU seconds of a process that answers one message."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+    subprocess.run([sys.executable, "-c", ASK, str(folder), module, kind], env=environment, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def measure_process(rounds: int, repeats: int) -> list[dict[str, object]]:
+    with tempfile.TemporaryDirectory() as name:
+        ours, plain = Path(name) / "ours", write_plain(Path(name) / "plain")
+        new(ours, experiment.load({}, *SETTINGS))
+        for folder, content in zip((ours, plain), calls(ours / "ours" / "experiment.toml"), strict=True):
+            (folder / "message").write_bytes(recorddict_to_proto(content).SerializeToString())
+        apps = {"Flower's FedAvg": (plain, "plain"), "fedlag": (ours, "ours")}
+        seconds: dict[tuple[str, str], list[float]] = {}
+        for _ in range(max(3, repeats)):
+            for app, (folder, module) in apps.items():
+                for kind in ("train", "evaluate"):
+                    seconds.setdefault((app, kind), []).append(fresh(folder, module, kind))
+    return [
+        {"engine": "process", "app": app}
+        | {f"CPU seconds to {kind}": round(median(seconds[app, kind]), 2) for kind in ("train", "evaluate")}
+        for app in apps
+    ]
+
+
+# Whole engines
+
+
 @contextmanager
 def engine(kind: str, folder: Path) -> Iterator[Deployment]:
     simulation = kind == "simulation"
@@ -219,12 +296,13 @@ def measure(kind: str, rounds: int, repeats: int) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--engine", action="append", choices=["deployment", "simulation"], dest="engines")
+    parser.add_argument("--engine", action="append", choices=ENGINES, dest="engines")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1)
     given = parser.parse_args()
-    for kind in given.engines or ("deployment", "simulation"):
-        for row in measure(kind, given.rounds, given.repeats):
+    for kind in given.engines or ENGINES:
+        measured = measure_process if kind == "process" else partial(measure, kind)
+        for row in measured(given.rounds, given.repeats):
             print(json.dumps(row), flush=True)
 
 
