@@ -8,7 +8,9 @@ import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.server import LegacyContext
-from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.server.workflow.default_workflows import default_init_params_workflow
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -177,8 +179,9 @@ def test_inside_a_wrapper_what_cannot_work_is_refused(tmp_path, arguments, sente
         wrapped("server, fixed", ROOMY, 0.0, tmp_path, inner=FedLAG(k=1, warmup=2, **arguments))
 
 
-@pytest.mark.parametrize("fit", [None, SecAggPlusWorkflow(3, 2)])
-def test_secure_aggregation_is_refused_in_a_sentence(tmp_path, fit):
-    context = LegacyContext(Context(1, 1, {}, RecordDict(), {}), strategy=FedLAG())
+@pytest.mark.parametrize("step", [default_init_params_workflow, SecAggPlusWorkflow(3, 2)])
+def test_secure_aggregation_is_refused_in_a_sentence(tmp_path, step):
+    state = RecordDict({MAIN_CONFIGS_RECORD: ConfigRecord({Key.CURRENT_ROUND: 1}), MAIN_PARAMS_RECORD: initial()})
+    context = LegacyContext(Context(1, 1, {}, state, {}), strategy=FedLAG())
     with pytest.raises(InputError, match="secure aggregation hides"):
-        DefaultWorkflow(fit_workflow=fit)(Nodes(None, tmp_path), context)
+        step(Nodes(None, tmp_path), context)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlag.errors import InputError
@@ -63,7 +63,8 @@ def test_a_client_nobody_has_met_holds_nothing(store):
     assert store.load(5) == Client()
 
 
-@given(rounds=st.lists(st.integers(0, 12), min_size=1, max_size=20), asked=st.integers(0, 14))
+@settings(max_examples=30)  # every save waits for the disk
+@given(rounds=st.lists(st.integers(0, 6), min_size=1, max_size=8), asked=st.integers(0, 8))
 def test_it_is_given_what_it_held_before_the_round_of_the_last_two_it_trained(tmp_path_factory, rounds, asked):
     store = Store.of(tmp_path_factory.mktemp("store"), RUN, 0)
     history = {}

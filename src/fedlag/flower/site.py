@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +17,7 @@ from fedlag.errors import InputError, Lost
 from fedlag.experiment import Experiment, load
 from fedlag.federation.work import Source
 from fedlag.flow import Batch, Client
-from fedlag.flower.store import Store
+from fedlag.flower.store import Store, root
 from fedlag.flower.wire import Hello
 from fedlag.round import Task
 
@@ -92,10 +91,8 @@ def _data(experiment: Experiment, client: int, path: str, classes: int) -> tuple
 
 
 def store(site: Site, run: str, context: Context) -> Store:
-    """What this client keeps in a run: in the node's `fedlag-store`, else beside Flower's own files."""
-    given = context.node_config.get("fedlag-store")
-    root = Path(str(given)) if given else Path(os.environ.get("FLWR_HOME") or "~/.flwr") / "fedlag"
-    return Store.of(root.expanduser(), run, site.client)
+    """What this client keeps in a run."""
+    return Store.of(root(context), run, site.client)
 
 
 def kept(site: Site, store: Store, met: int) -> Client:
