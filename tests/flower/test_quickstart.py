@@ -98,6 +98,6 @@ def test_the_changed_app_runs_in_flowers_simulation_engine(tmp_path):
         outcome = there.run(app, federation=f"num-supernodes=4 {resources}")
         assert outcome.status == "finished:completed", outcome.log
         assert "Personal from now on" in outcome.log
-        assert "Not used" not in outcome.log
+        assert "not used" not in outcome.log
         files = sorted(path.parent.name for path in there.folder.glob("flwr/fedlag/*/*/round-*.safetensors"))
     assert files == sorted(2 * [f"site-{partition}" for partition in range(4)])

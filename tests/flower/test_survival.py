@@ -79,6 +79,27 @@ def test_a_finished_run_has_nothing_to_do(tmp_path):
     assert same(first.arrays, again.arrays)
 
 
+def test_rounds_are_counted_from_the_beginning_of_the_run(tmp_path):
+    """For nodes, results and the server's own evaluation."""
+    seen = []
+
+    def central(round, arrays):
+        seen.append((round, list(arrays)))
+
+    def start(num_rounds):
+        strategy = FedLAG(k=1, warmup=2, state=tmp_path / "state")
+        nodes = Nodes(app, tmp_path)
+        return nodes, strategy.start(
+            nodes, initial(), num_rounds, train_config=ConfigRecord(CONFIG), evaluate_fn=central
+        )
+
+    start(2)
+    nodes, result = start(4)
+    assert seen == [(round, list(initial())) for round in (0, 1, 2, 2, 3, 4)]
+    assert sorted(result.train_metrics_clientapp) == sorted(result.evaluate_metrics_clientapp) == [3, 4]
+    assert {message.content["config"]["server-round"] for message in nodes.sent} == {3, 4}
+
+
 def test_a_state_of_another_rule_or_model_is_refused(tmp_path):
     run(tmp_path, 2, state=tmp_path / "state")
     with pytest.raises(InputError, match="is of experiment"):
