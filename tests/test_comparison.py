@@ -13,6 +13,7 @@ from fedlag.run import rounds
 
 SMALL = {
     "rounds": 3,
+    "federation": "sequential",  # which takes a gradient for every step
     "data": {"clients": 5, "alpha": 0.5, "limit": 300},
     "model": {"hidden": [8]},
     "training": {"lr": 0.1},
@@ -27,9 +28,9 @@ def gradients(monkeypatch):
     """Counts gradients of local training."""
     counted, real = Counter(), fit.gradient
 
-    def counting(names, moving, f):
+    def counting(*arguments, **settings):
         counted["taken"] += 1
-        return real(names, moving, f)
+        return real(*arguments, **settings)
 
     monkeypatch.setattr(fit, "gradient", counting)
     return counted
@@ -61,7 +62,7 @@ def test_whoever_takes_more_steps_than_fedavg_is_known(gradients):
     data = {"clients": 4, "split": "iid", "limit": 200}
     counted = {}
     for name in REGISTRY:
-        one = experiment.load({"algorithm": name, "data": data, "model": {"hidden": [4]}, "training": {"lr": 0.05}})
+        one = experiment.load({**SMALL, "algorithm": name, "data": data, "sampling": {}, "personal": {}})
         parts = execution.prepare(one)
         coming = rounds(parts.task, parts.server, parts.federation, parts.sampling, one.seed)
         next(coming)

@@ -293,6 +293,13 @@ def test_only_seeds_and_clients_that_both_have_are_compared(simple):
     assert (gain.seeds.tolist(), gain.clients.tolist(), gain.points.tolist()) == ([1], [5], [50.0])
 
 
+def test_without_a_client_in_common_nothing_is_compared(simple):
+    comparison = results.compare([simple([0.5], method="local"), simple([0.5], method="fedlag", clients=[1])])
+    assert comparison.methods["fedlag"].gain is None
+    assert comparison.against("local") == {}
+    assert comparison.leaders == ["local", "fedlag"]
+
+
 def test_a_method_may_have_more_seeds_than_another(simple):
     one = [simple([accuracy], method="fedlag", seed=seed) for seed, accuracy in enumerate([0.5, 1.0])]
     comparison = results.compare([*one, simple([0.5], method="fedavg-ft", seed=1)])

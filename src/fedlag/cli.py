@@ -139,7 +139,7 @@ def tune(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers:
     fedlag tune
     fedlag tune experiment.toml 'tune.lr=[0.02,0.05,0.1]' tune.seeds=2
     """
-    from fedlag import console, execution, experiment
+    from fedlag import console, execution, experiment, results
     from fedlag import tune as tuning
 
     source, overrides = changes
@@ -153,7 +153,7 @@ def tune(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers:
         click.echo((folder / "tune.json").read_text(encoding="utf-8"), nl=False)
         return
     console.show_rows(tuning.rows(choices))
-    edge = [one.method for one in choices if one.at_the_edge]
+    edge = [results.title(one.method) for one in choices if one.at_the_edge]
     if edge:
         console.say(f"At the edge of the grid, where a wider one may hold better: {', '.join(edge)}.")
     console.say(f"Now: fedlag compare {folder}/tuned.toml --out {execution.RUNS}/compare-{stem}-tuned")

@@ -157,17 +157,16 @@ def compare(runs: Sequence[Run], added: Collection[str] = ()) -> Comparison:
 
 
 def over(one: Method, other: Method) -> Gain | None:
-    """What the clients of one method have over another's; None without a seed in common."""
-    seeds = [seed for seed in one.runs if seed in other.runs]
-    partitions = {name: number for number, name in enumerate(dict.fromkeys(one.runs[seed].division for seed in seeds))}
+    """What the clients of one method have over another's; None without a seed and a client in common."""
+    partitions: dict[str, int] = {}
     columns = []
-    for seed in seeds:
-        mine, theirs = one.runs[seed].headline, other.runs[seed].headline
-        both, here, there = np.intersect1d(mine.clients, theirs.clients, return_indices=True)
-        points = 100 * (mine.accuracy[here] - theirs.accuracy[there])
-        columns.append(
-            (np.full(len(both), seed), both, np.full(len(both), partitions[one.runs[seed].division]), points)
-        )
+    for seed in sorted(one.runs.keys() & other.runs.keys()):
+        mine, theirs = one.runs[seed], other.runs[seed]
+        both, here, there = np.intersect1d(mine.headline.clients, theirs.headline.clients, return_indices=True)
+        points = 100 * (mine.headline.accuracy[here] - theirs.headline.accuracy[there])
+        partition = partitions.setdefault(mine.division, len(partitions))
+        if len(both):
+            columns.append((np.full(len(both), seed), both, np.full(len(both), partition), points))
     return Gain(*map(np.concatenate, zip(*columns, strict=True))) if columns else None
 
 
@@ -182,7 +181,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
 
     `against` holds what the tests say: by how much it is ahead of every control, and whether that is more than luck.
     """
-    references = {name: comparison.against(name) for name in CONTROLS}
+    references, leaders = {name: comparison.against(name) for name in CONTROLS}, comparison.leaders
     made = []
     for method in comparison.methods.values():
         row: dict[str, Any] = {
@@ -190,7 +189,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
             "seeds": sorted(method.runs),
             "trials": method.trials,
             "added": method.name in comparison.added,
-            "leader": method.name in comparison.leaders,
+            "leader": method.name in leaders,
         }
         for number in NUMBERS:
             estimate = method.over_seeds(number)
@@ -209,6 +208,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
 def _means(values: Floats, *groups: Ints) -> Floats:
     """Of the values that stand together in all groups."""
     _, place = np.unique(np.stack(groups), axis=1, return_inverse=True)
+    place = place.ravel()  # some versions of NumPy give it a second dimension
     return np.asarray(np.bincount(place, values) / np.bincount(place))
 
 
