@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -54,11 +52,6 @@ class Counted:
 
 def _experiment(workload: Workload, file: Path, federation: str, precision: str) -> fedlag.Experiment:
     rows = workload.train + workload.test + 1
-    chosen = {"federation": federation, "precision": precision}
-    known = {field.name for field in dataclasses.fields(fedlag.Experiment)}
-    for setting, value in chosen.items():
-        if setting not in known and value not in ("sequential", "fp32"):
-            raise Unavailable(f"fedlag {version('fedlag')} has no setting {setting!r}")
     try:
         return fedlag.load(
             {
@@ -71,8 +64,8 @@ def _experiment(workload: Workload, file: Path, federation: str, precision: str)
                     "test": workload.test / rows,
                 },
                 "model": {"name": workload.model} | ({"hidden": list(workload.hidden)} if workload.hidden else {}),
-                "training": {"batch": workload.batch, "lr": workload.lr},
-                **{setting: value for setting, value in chosen.items() if setting in known},
+                "training": {"batch": workload.batch, "lr": workload.lr, "precision": precision},
+                "federation": federation,
             }
         )
     except fedlag.InputError as error:
