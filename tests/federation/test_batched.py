@@ -202,9 +202,9 @@ def test_what_a_client_keeps_holds_no_other_clients_memory():
             assert value.untyped_storage().nbytes() == value.nbytes
 
 
-@given(st.dictionaries(st.integers(0, 10**6), st.integers(1, 10**4), max_size=200))
-def test_everybody_is_in_one_cohort_with_the_nearest_in_size(sizes):
-    made = cohorts(sizes)
+@given(st.dictionaries(st.integers(0, 10**6), st.integers(1, 10**4), max_size=200), st.integers(1, 60))
+def test_everybody_is_in_one_cohort_with_the_nearest_in_size(sizes, most):
+    made = cohorts(sizes, most)
     order = [client for cohort in made for client in cohort]
     assert sorted(order) == sorted(sizes)
     assert [sizes[client] for client in order] == sorted(sizes.values(), reverse=True)
@@ -212,5 +212,6 @@ def test_everybody_is_in_one_cohort_with_the_nearest_in_size(sizes):
 
 
 def test_cohorts_have_about_as_much_to_do():
-    assert [len(cohort) for cohort in cohorts(dict.fromkeys(range(20), 400))] == [10, 10]
-    assert [len(cohort) for cohort in cohorts({0: 1000, **dict.fromkeys(range(1, 11), 100)})] == [1, 10]
+    assert [len(cohort) for cohort in cohorts(dict.fromkeys(range(20), 400), most=10)] == [10, 10]
+    assert [len(cohort) for cohort in cohorts(dict.fromkeys(range(21), 400), most=10)] == [6, 5, 5, 5]
+    assert [len(cohort) for cohort in cohorts({0: 1000, **dict.fromkeys(range(1, 11), 100)}, most=10)] == [1, 10]

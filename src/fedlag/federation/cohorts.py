@@ -23,7 +23,8 @@ from fedlag.round import (
 )
 from fedlag.tree import Params
 
-COHORT = 10  # clients that train together; more save little, and their parameters fill the cache
+FEWEST, MOST = 10, 64  # clients that train together
+CACHE = 2**22  # bytes of parameters beyond which more clients save little
 
 
 class Together(Threaded):
@@ -36,6 +37,7 @@ class Together(Threaded):
     def __init__(self, task: Task, source: Source, seed: int, workers: int | None = None) -> None:
         super().__init__(task, source, seed, workers)
         self.obstacle = coarse(task)  # why nobody trains together
+        self._most = min(MOST, max(FEWEST, CACHE // tree.nbytes(task.model.init())))
 
     def train(
         self, message: Message, letters: Mapping[int, Letter], scored: Sequence[str] = HELD_OUT
@@ -121,7 +123,8 @@ class Together(Threaded):
     def _cohorts(self, clients: Iterable[int]) -> dict[int, list[int]]:
         """Those who train together, by who has most examples; none while something is in the way."""
         sizes = {} if self.obstacle else {client: self._size(client) for client in clients}
-        return {cohort[0]: cohort for cohort in cohorts({client: size for client, size in sizes.items() if size})}
+        sizes = {client: size for client, size in sizes.items() if size}
+        return {cohort[0]: cohort for cohort in cohorts(sizes, self._most)}
 
 
 def coarse(task: Task) -> str:
@@ -129,9 +132,12 @@ def coarse(task: Task) -> str:
     return "" if task.training.precision == "fp32" else "products in bfloat16 are taken for one client at a time"
 
 
-def cohorts(sizes: Mapping[int, int]) -> list[list[int]]:
-    """Clients with about as many examples, about as many examples to a cohort; an even number, for even cores."""
-    pieces = 2 * -(-len(sizes) // (2 * COHORT))
+def cohorts(sizes: Mapping[int, int], most: int) -> list[list[int]]:
+    """Clients with about as many examples; cohorts with about as many examples, and an even number, for even cores.
+
+    There are so many cohorts that of equally large clients none has more than `most`.
+    """
+    pieces = 2 * -(-len(sizes) // (2 * most))
     total, before = sum(sizes.values()), 0
     made: list[list[int]] = [[] for _ in range(pieces)]
     for client in sorted(sizes, key=lambda client: -sizes[client]):
