@@ -87,6 +87,12 @@ def test_who_cannot_be_vectorised_is_told_why_at_once_and_trains_all_the_same(na
     assert run(algorithm, net=net, federation=Vectorized, number=1).federation.obstacle == found
 
 
+def test_low_precision_is_for_one_client_at_a_time():
+    setup = {"net": conv, "training": Training(precision="bf16")}
+    task, server, federation = start(FedAvg(), federation=Vectorized, **setup)
+    assert "bfloat16" in obstacle(task, server, ragged(), SEED) == federation.obstacle
+
+
 @dataclass(frozen=True, kw_only=True)
 class Undecided(FedAvg):
     """Steps only where the loss is high: what one client does depends on its numbers."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedlag.algorithm import Phase, Steps
-from fedlag.federation.cohorts import Together
+from fedlag.federation.cohorts import Together, coarse
 from fedlag.federation.stacked import NotTogetherError
 from fedlag.federation.vectorized_fit import fit_vectorized
 from fedlag.federation.work import ClientWork, Source
@@ -17,6 +17,8 @@ from fedlag.tree import Params
 
 def obstacle(task: Task, server: Server, source: Source, seed: int) -> str:
     """What keeps this task's clients from training many at once; empty if nothing does. Tried out: one step of two."""
+    if coarse(task):
+        return coarse(task)
     message = broadcast(task, server)
     begun = []
     for client in range(min(2, task.clients)):
