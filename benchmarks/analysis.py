@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from fedlag.divergence import analyze
 from fedlag.kernels import fast_products
+from fedlag.room import room
 
 LAYERS, BLOCK = 20, 65_536
 
@@ -71,7 +72,7 @@ def measure(clients: int, parameters: int, streamed: bool) -> dict[str, Any]:
         seconds = cpu(lambda: analyze({"layer": made_up(clients, parameters)}), 1) - making
     else:
         size = parameters // LAYERS
-        updates = {f"layer {k}": torch.empty(clients, size).uniform_(-1, 1) for k in range(LAYERS)}
+        updates = {f"layer {k}": room(torch.empty(size), clients).uniform_(-1, 1) for k in range(LAYERS)}
         seconds = cpu(lambda: analyze(updates))
         result["loop_seconds"] = cpu(lambda: pair_loop(updates, 0)) * clients / 2
         result["times_faster"] = result["loop_seconds"] / seconds

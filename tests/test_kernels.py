@@ -10,6 +10,7 @@ from fedlag.divergence import gram
 from fedlag.kernels import SETTING, fast_products
 
 MATMUL = getattr(torch.backends.mkldnn, "matmul", None)
+BEFORE = MATMUL and MATMUL.fp32_precision
 
 pytestmark = pytest.mark.skipif(MATMUL is None, reason="this PyTorch has no choice of kernels")
 
@@ -36,7 +37,6 @@ def test_the_same_product_has_the_same_bits():
 
 
 def test_the_choice_ends_with_the_products_even_where_they_fail():
-    before = MATMUL.fp32_precision
     during = []
 
     def fail():
@@ -46,12 +46,11 @@ def test_the_choice_ends_with_the_products_even_where_they_fail():
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert during == ["bf16" if kernels.exact() else before]
-    assert MATMUL.fp32_precision == before
+    assert during == ["bf16" if kernels.exact() else BEFORE]
+    assert MATMUL.fp32_precision == BEFORE
 
 
 def test_threads_that_multiply_at_once_leave_the_choice_as_it_was():
-    before = MATMUL.fp32_precision
     h = torch.randn(30, 5000)
     results = []
     threads = [threading.Thread(target=lambda: results.append(gram([h]))) for _ in range(8)]
@@ -60,21 +59,19 @@ def test_threads_that_multiply_at_once_leave_the_choice_as_it_was():
     for thread in threads:
         thread.join()
     assert all(torch.equal(result, gram([h])) for result in results)
-    assert MATMUL.fp32_precision == before
+    assert MATMUL.fp32_precision == BEFORE
 
 
 def test_a_setting_turns_it_off(monkeypatch):
     monkeypatch.setenv(SETTING, "stock")
-    before = MATMUL.fp32_precision
     with fast_products():
-        assert MATMUL.fp32_precision == before
+        assert MATMUL.fp32_precision == BEFORE
 
 
 def test_a_machine_whose_kernel_is_not_exact_keeps_its_own(monkeypatch):
     """As where bfloat16, once allowed, is what multiplies."""
     monkeypatch.setattr(kernels, "EXACT", 0.0)
     kernels.exact.cache_clear()
-    before = MATMUL.fp32_precision
     with fast_products():
-        assert MATMUL.fp32_precision == before
+        assert MATMUL.fp32_precision == BEFORE
     kernels.exact.cache_clear()

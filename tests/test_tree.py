@@ -132,6 +132,7 @@ def test_one_number_that_is_not_finite_anywhere_is_found(bad, wrap):
     assert not tree.finite(wrap(bad))
     assert tree.finite(wrap(1.0))
     assert tree.finite(wrap(torch.tensor([1, 2])))
+    assert tree.finite(wrap(torch.full((3,), 3e38)))  # whose sum is not
 
 
 def test_bytes_are_those_of_tensors():
