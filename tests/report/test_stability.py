@@ -44,7 +44,7 @@ def test_with_everyone_the_decision_is_the_one_that_was_taken(rule, fraction, tm
         assert decision.chosen == taken[decision.round]
 
 
-def recorded(updates):
+def recorded(updates, round=1, personal=()):
     """Rows of both tables for one round; updates: layer -> (clients, size)."""
     layers, rows = [], []
     clients = len(next(iter(updates.values())))
@@ -52,16 +52,16 @@ def recorded(updates):
         found = conflict(torch.tensor(update @ update.T))
         layers.append(
             {
-                "round": 1,
+                "round": round,
                 "layer": name,
                 "conflicts": found.count,
                 "pairs": found.pairs,
                 "mean_cosine": found.mean_cosine,
-                "personal": False,
+                "personal": name in personal,
             }
         )
         cosines = found.cosines.numpy()[np.triu_indices(clients, 1)]
-        rows.append({"round": 1, "layer": name, "clients": [10 * c for c in range(clients)], "cosines": cosines})
+        rows.append({"round": round, "layer": name, "clients": [10 * c for c in range(clients)], "cosines": cosines})
     return layers, rows
 
 
@@ -87,6 +87,19 @@ def test_a_choice_that_hangs_on_one_client_is_seen_to():
     assert decision.pivotal == [30]
     assert decision.share("b") == 3 / 4
     assert decision.share("a") == 0
+
+
+def test_a_layer_that_is_held_stays_whoever_is_left_out():
+    together = np.ones((4, 2))
+    dissent = together.copy()
+    dissent[3] *= -1
+    first = recorded({"a": together, "b": dissent}, round=1, personal=("b",))
+    second = recorded({"a": dissent, "b": together}, round=2, personal=("b",))
+    layers, rows = ([*one, *other] for one, other in zip(first, second, strict=True))
+    held = decisions(LAG(k=1, warmup=0, hold=2), layers, rows)[1]
+    assert (held.chosen, held.pivotal) == ({"b"}, [])
+    free = decisions(LAG(k=1, warmup=0), layers, rows)[1]
+    assert (free.chosen, free.pivotal) == ({"a"}, [30])
 
 
 def test_two_clients_are_too_few_to_leave_one_out():

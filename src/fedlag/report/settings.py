@@ -52,7 +52,12 @@ def versions(evidence: Evidence) -> Row:
     found: dict[str, list[str]] = {}
     for run in evidence.runs:
         manifest = run.manifest
-        made = {**manifest.get("versions", {}), "Python": manifest.get("python"), **manifest.get("machine", {})}
+        made = {
+            **manifest.get("versions", {}),
+            "Python": manifest.get("python"),
+            "federation": manifest.get("federation", {}).get("name"),
+            **manifest.get("machine", {}),
+        }
         for name, value in made.items():
             if value and str(value) not in found.setdefault(name, []):
                 found[name].append(str(value))
