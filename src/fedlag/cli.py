@@ -124,6 +124,34 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
 
 @main.command()
 @changes
+@click.option("--out", type=click.Path(path_type=Path), help="Directory of all runs and of the results store.")
+@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@as_json
+def sweep(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
+    """Every combination of some settings: runs what is missing, gathers all in one store of Parquet files.
+
+    \b
+    fedlag sweep algorithm=fedlag personal.k=0,1,2 personal.warmup=5 seeds=5
+    fedlag sweep experiment.toml 'personal.k=0,3,5,10' 'training.lr=0.01,0.05'
+    """
+    from fedlag import console, execution, experiment
+    from fedlag import sweep as sweeping
+
+    source, words = changes
+    experiments = sweeping.experiments(experiment.settings(source or {}), *words)
+    folder = out or execution.RUNS / (f"sweep-{Path(source).stem}" if source else "sweep")
+    with console.watching(experiments, quiet=as_json) as watch:
+        store = sweeping.sweep(experiments, folder, workers, watch)
+    rows = sweeping.rows(store, experiments, words)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    console.show_rows(rows)
+    console.say(f"Results: {store}/ (runs.parquet, and rounds, layers and bytes of every run)")
+
+
+@main.command()
+@changes
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The run's directory; named by method, seed and hash unless given."
 )

@@ -274,6 +274,11 @@ def _override(settings: Table, override: str) -> Table:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    return change(settings, key, value)
+
+
+def change(settings: Mapping[str, Any], key: str, value: Any) -> Table:
+    """The settings with a dotted key, `data.alpha`, set to a value."""
     return _set(settings, key.strip().split("."), value, key)
 
 

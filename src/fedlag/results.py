@@ -235,6 +235,10 @@ def read(folder: Path | str) -> Run:
     return Run(folder, experiment, manifest, **tables.load(folder))
 
 
+def is_finished(folder: Path) -> bool:
+    return "finished" in _manifest(folder / "manifest.json")
+
+
 def grid(run: Run, stage: str, part: str) -> Grid:
     """Accuracies as arrays; stages and parts as in `tables.SCHEMAS`."""
     rows = run.rounds.filter((pc.field("stage") == stage) & (pc.field("part") == part))
