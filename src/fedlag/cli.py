@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,56 @@ def sweep(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers
         return
     console.show_rows(rows)
     console.say(f"Results: {store}/ (runs.parquet, and rounds, layers and bytes of every run)")
+
+
+@main.command()
+@click.argument("name", required=False, metavar="[E1 ... E12]")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--scale", default="smoke", show_default=True, type=click.Choice(["smoke", "laptop", "paper"]))
+@click.option("--row", "rows", multiple=True, help="Only this row of the table; may be given again.")
+@click.option("--column", "columns", multiple=True, help="Only this column; may be given again.")
+@click.option("--seeds", type=click.IntRange(1), help="So many seeds for every cell.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Directory of all experiments; runs/reproduce unless given."
+)
+@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@as_json
+def reproduce(name: str | None, overrides: tuple[str, ...], scale: str, rows: tuple[str, ...],
+              columns: tuple[str, ...], seeds: int | None, out: Path | None, workers: int | None,
+              as_json: bool) -> None:  # fmt: skip
+    """An experiment of the paper, run and put beside the paper's numbers; without a name, which there are.
+
+    \b
+    fedlag reproduce
+    fedlag reproduce E2 --scale laptop
+    fedlag reproduce E1 --scale laptop --column 'CIFAR-10 α=0.1' --seeds 1 rounds=20
+    """
+    from fedlag import console
+    from fedlag import reproduce as reproducing
+
+    if name is None:
+        listed = reproducing.listed()
+        click.echo(json.dumps(listed, indent=2)) if as_json else console.show_rows(listed)
+        return
+    plan = reproducing.study.plan(name, scale, overrides, rows, columns, seeds)
+    chosen = [*(f"--row={row}" for row in rows), *(f"--column={column}" for column in columns)]
+    command = [
+        "fedlag",
+        "reproduce",
+        name,
+        "--scale",
+        scale,
+        *chosen,
+        *([f"--seeds={seeds}"] if seeds else []),
+        *overrides,
+    ]
+    with console.watching(reproducing.experiments(plan), quiet=as_json) as watch:
+        made = reproducing.reproduce(plan, out or reproducing.HOME, workers, watch, shlex.join(command))
+    if as_json:
+        click.echo(json.dumps(reproducing.rows(made), indent=2))
+        return
+    console.show_rows(reproducing.rows(made))
+    console.say(f"Results: {made.files[0]}, with tables and figures beside it")
 
 
 @main.command()

@@ -165,7 +165,7 @@ def variants(base: Mapping[str, Any]) -> list[Experiment]:
                     **base,
                     "algorithm": method,
                     "label": label,
-                    "personal": _understood(rule, base.get("personal", {})) if personal is None else personal,
+                    "personal": understood(rule, base.get("personal", {})) if personal is None else personal,
                 }
             )
             data = dataclasses.replace(one.data, seed=one.data.seed + seed) if comparison.redraw else one.data
@@ -217,7 +217,7 @@ def can_take_lag(name: str) -> bool:
     return bool(algorithm.averages) and not algorithm.pooled and not decided
 
 
-def _understood(rule: Rule, given: Any) -> Any:
+def understood(rule: Rule, given: Any) -> Any:
     """Of shared `[personal]` settings, those that the method's own rules know."""
     if not isinstance(given, Mapping):
         return given

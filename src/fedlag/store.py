@@ -7,7 +7,6 @@ the same columns; a setting that a run doesn't have is null.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedlag import results
+from fedlag.config import flat
 from fedlag.errors import InputError
 from fedlag.files import write_atomically, writing
 
@@ -34,15 +34,15 @@ def gather(folder: Path) -> Path:
     """
     places = [path.parent for path in sorted(folder.glob("*/manifest.json"))]
     runs = [results.read(place) for place in places if results.is_finished(place)]
-    settings = {run.folder.name: {"run": run.folder.name, "method": run.method} | flat(run) for run in runs}
-    schema = _schema(settings.values())
+    own = {run.folder.name: {"run": run.folder.name, "method": run.method} | settings(run) for run in runs}
+    schema = _schema(own.values())
     store = folder / NAME
     for table in TABLES:
-        _make_room(store / table, settings.keys())
+        _make_room(store / table, own.keys())
         for run in runs:
-            _write_once(store / table / f"{run.folder.name}.parquet", getattr(run, table), settings, schema)
+            _write_once(store / table / f"{run.folder.name}.parquet", getattr(run, table), own, schema)
     numbers = pa.schema([(name, pa.float64()) for name in results.NUMBERS])
-    rows = [_typed(settings[run.folder.name], schema) | results.as_row(results.summarise(run)) for run in runs]
+    rows = [_typed(own[run.folder.name], schema) | results.as_row(results.summarise(run)) for run in runs]
     whole = pa.Table.from_pylist(rows, pa.unify_schemas([schema, numbers]))
     write_atomically(store / "runs.parquet", partial(pq.write_table, whole))
     return store
@@ -56,24 +56,15 @@ def read(store: Path) -> pa.Table:
         raise InputError(f"{store} is not a results store: runs.parquet cannot be read; sweep again.") from error
 
 
-def flat(run: results.Run) -> Settings:
+def settings(run: results.Run) -> Settings:
     """A run's settings by dotted key; what is listed becomes JSON text.
 
     The rules of what stays personal are named in `personal.kind`; their own settings stand together, as `personal.k`.
     """
     rules = run.experiment.get("personal", [])
     personal = {key: value for rule in rules for key, value in rule.items()}
-    return _flatten(run.experiment | {"personal": personal | {"kind": " | ".join(rule["kind"] for rule in rules)}})
-
-
-def _flatten(table: Mapping[str, Any], before: str = "") -> Settings:
-    made: Settings = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            made |= _flatten(value, f"{before}{key}.")
-        else:
-            made[before + key] = json.dumps(value) if isinstance(value, list) else value
-    return made
+    own = {key: value for key, value in run.experiment.items() if key != "log"}
+    return flat(own | {"personal": personal | {"kind": " | ".join(rule["kind"] for rule in rules)}})
 
 
 def _schema(settings: Collection[Settings]) -> pa.Schema:
