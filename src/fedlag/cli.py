@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from fedlag.errors import InputError
+from fedlag.sinks import SINKS
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -61,6 +62,11 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return found or [CompletionItem(incomplete, type="file")]
 
 
+def _told(logs: tuple[str, ...]) -> list[str]:
+    """The option --log as an override."""
+    return [f"log.sinks={json.dumps(logs)}"] if logs else []
+
+
 SETTINGS = (
     *("algorithm", "seed", "rounds", "evaluate_every", "sampling.fraction"),
     *("personal.k", "personal.xi", "personal.warmup", "personal.mode", "personal.unit", "personal.norm"),
@@ -71,6 +77,8 @@ SETTINGS = (
 
 changes = click.argument("changes", nargs=-1, callback=_changes, metavar="[EXPERIMENT.toml] [KEY=VALUE]...",
                          shell_complete=_complete)  # fmt: skip
+log = click.option("--log", "logs", multiple=True, type=click.Choice(list(SINKS)),
+                   help="Also tell this of every round; may be given again.")  # fmt: skip
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a machine to read.")
 
 
@@ -94,8 +102,10 @@ def main() -> None:
 @changes
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of all runs of this comparison.")
 @click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@log
 @as_json
-def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
+def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, logs: tuple[str, ...],
+            as_json: bool) -> None:  # fmt: skip
     """Methods side by side on the same data, weights and sampling.
 
     Without a file: the handwritten digits that come with fedlag, 20 clients with skewed labels, three seeds. Which
@@ -110,7 +120,7 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
     from fedlag import console, execution, experiment, results
 
     source, overrides = changes
-    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides)
+    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides, *_told(logs))
     experiments = experiment.variants(base)
     folder = out or execution.RUNS / f"compare-{Path(source).stem if source else 'demo'}"
     with console.watching(experiments, quiet=as_json) as watch:
@@ -127,8 +137,10 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
 @changes
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of all runs and of the results store.")
 @click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@log
 @as_json
-def sweep(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
+def sweep(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, logs: tuple[str, ...],
+          as_json: bool) -> None:  # fmt: skip
     """Every combination of some settings: runs what is missing, gathers all in one store of Parquet files.
 
     \b
@@ -139,7 +151,7 @@ def sweep(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers
     from fedlag import sweep as sweeping
 
     source, words = changes
-    experiments = sweeping.experiments(experiment.settings(source or {}), *words)
+    experiments = sweeping.experiments(experiment.settings(source or {}, *_told(logs)), *words)
     folder = out or execution.RUNS / (f"sweep-{Path(source).stem}" if source else "sweep")
     with console.watching(experiments, quiet=as_json) as watch:
         store = sweeping.sweep(experiments, folder, workers, watch)
@@ -206,8 +218,9 @@ def reproduce(name: str | None, overrides: tuple[str, ...], scale: str, rows: tu
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The run's directory; named by method, seed and hash unless given."
 )
+@log
 @as_json
-def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, as_json: bool) -> None:
+def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, logs: tuple[str, ...], as_json: bool) -> None:
     """Run one experiment; an interrupted one goes on from its last checkpoint.
 
     \b
@@ -217,7 +230,7 @@ def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, as_json: 
     from fedlag import console, execution, experiment
 
     source, overrides = changes
-    one = experiment.load(source or {}, *overrides)
+    one = experiment.load(source or {}, *overrides, *_told(logs))
     with console.watching([one], quiet=as_json) as watch:
         folder = execution.execute(one, out, lambda event: watch(one, event))
     _show([folder], as_json)

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from filelock import FileLock, Timeout
 
-from fedlag import checkpoint, layers, nets
+from fedlag import checkpoint, layers, nets, sinks
 from fedlag.data.federated import Federated, Part, federate
 from fedlag.errors import InputError
 from fedlag.experiment import Experiment, load
@@ -80,6 +80,7 @@ def execute(experiment: Experiment, folder: Path | str | None = None, notify: No
     same bits as if it had never stopped; a finished one is left as it is.
     """
     folder = RUNS / experiment.folder if folder is None else Path(folder)
+    sinks.must_be_installed(experiment.log)
     parts = None if (folder / "manifest.json").exists() else prepare(experiment)  # may refuse: nothing is written yet
     with _only_writer(folder):
         manifest = _claim(folder, experiment)
@@ -121,7 +122,10 @@ def _work(experiment: Experiment, parts: Prepared, folder: Path, manifest: Event
     scored = partial(_scored, experiment)
     coming = rounds(parts.task, server, parts.federation, parts.sampling, experiment.seed, scored)
     left = experiment.rounds - server.round
-    with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
+    with (
+        (folder / "events.jsonl").open("a", encoding="utf-8") as events,
+        sinks.opened(experiment, folder, server.round) as tell,
+    ):
         for done in islice(coming, left):
             server = done.server
             scores = _record(tables, parts, done, candidates, bool(scored(done.number)))
@@ -129,6 +133,7 @@ def _work(experiment: Experiment, parts: Prepared, folder: Path, manifest: Event
             events.write(json.dumps(event) + "\n")
             events.flush()
             notify(event)
+            tell(event)
             if server.round < experiment.rounds and (time.monotonic() - last_saved) * SAVING_SHARE >= saving:
                 began = time.monotonic()
                 save(server)
@@ -176,6 +181,7 @@ def _event(
     seconds: float,
 ) -> Event:
     personal = done.step.personal if done.step else done.message.personal
+    conflicts = done.step.conflicts if done.step else {}
     accuracy = [one["validation"].accuracy for one in scores.values()]
     return {
         "type": "round",
@@ -183,6 +189,7 @@ def _event(
         "rounds": experiment.rounds,
         "validation_accuracy": sum(accuracy) / len(accuracy) if accuracy else None,
         "personal": [layer.name for layer in candidates if not personal.isdisjoint(layer.names)],
+        "conflicts": {name: one.count / one.pairs for name, one in conflicts.items() if one.pairs},
         "dropped": {str(client): reason for client, reason in done.dropped.items()},
         "skipped": done.step is None,
         "seconds": round(seconds, 3),

@@ -24,6 +24,7 @@ from fedlag.official import Official
 from fedlag.optim import Optimizer
 from fedlag.personal import Named, Nothing, Rule, Union, WarmStart
 from fedlag.run import Sampling
+from fedlag.sinks import Log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,7 @@ class Experiment:
     model: Architecture = field(default_factory=Architecture)
     training: Training = field(default_factory=Training)
     sampling: Sampling = field(default_factory=Sampling)
+    log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:
         check.count("seed", self.seed)
@@ -97,7 +99,7 @@ class Experiment:
     @property
     def hash(self) -> str:
         """Names the run: equal settings, equal hash, wherever the data lie and whatever the run is called."""
-        settings = {key: value for key, value in self.table().items() if key != "label"}
+        settings = {key: value for key, value in self.table().items() if key not in ("label", "log")}
         settings["data"] = {key: value for key, value in settings["data"].items() if key != "root"}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 

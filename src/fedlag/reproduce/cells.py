@@ -105,6 +105,12 @@ def _weighted(run: Run) -> np.ndarray:
     return np.asarray(100 * (grid.accuracy * grid.examples).sum(axis=1) / grid.examples.sum(axis=1))
 
 
+def _last(run: Run, values: np.ndarray) -> float:
+    """Mean over the last rounds, as far as they were evaluated."""
+    rounds, _ = accuracies(run)
+    return float(values[rounds > rounds[-1] - EARLY].mean())
+
+
 def _seconds(run: Run) -> float:
     """The median round, as timed while it ran; evaluation counts where there was one."""
     lines = (run.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
@@ -127,8 +133,8 @@ OTHERS: dict[str, Callable[[Run], float]] = {
     "weighted": lambda run: 100 * results.summarise(run).headline.weighted,
     "worst_tenth": lambda run: 100 * results.summarise(run).headline.worst,
     "last": lambda run: 100 * results.summarise(run).last.mean,
-    f"last_{EARLY}": lambda run: float(accuracies(run)[1][-EARLY:].mean()),
-    f"last_{EARLY}_weighted": lambda run: float(_weighted(run)[-EARLY:].mean()),
+    f"last_{EARLY}": lambda run: _last(run, accuracies(run)[1]),
+    f"last_{EARLY}_weighted": lambda run: _last(run, _weighted(run)),
     "best_on_test": lambda run: 100 * results.summarise(run).optimistic.mean,
     "seconds_per_round": _seconds,
     "megabytes": lambda run: (results.summarise(run).down + results.summarise(run).up) / 1e6,
