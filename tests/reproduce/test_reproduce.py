@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from fedlag import cli, personal, results
 from fedlag import reproduce as reproducing
 from fedlag.errors import InputError
-from fedlag.reproduce import cells, judge, paper, study, text
+from fedlag.reproduce import cells, export, judge, paper, study
 from fedlag.results import Estimate
 
 NAMES = study.names()
@@ -221,4 +221,4 @@ def test_what_there_is_and_how_long_it_takes():
 
 
 def test_what_latex_would_read_as_commands_is_escaped():
-    assert text._escape("CIFAR-10 α=0.1, 20 % & k_1") == r"CIFAR-10 $\alpha$=0.1, 20 \% \& k\_1"
+    assert export._escape("CIFAR-10 α=0.1, 20 % & k_1") == r"CIFAR-10 $\alpha$=0.1, 20 \% \& k\_1"

@@ -9,8 +9,9 @@ from fedlag.execution import RUNS
 from fedlag.experiment import Experiment
 from fedlag.files import write_atomically, writing
 from fedlag.pool import Watch, ignore, run_all
-from fedlag.reproduce import study, text
+from fedlag.reproduce import export, study
 from fedlag.reproduce.cells import Cells, read
+from fedlag.reproduce.page import page
 from fedlag.reproduce.programs import PROGRAMS
 from fedlag.reproduce.study import Plan
 
@@ -41,15 +42,17 @@ def reproduce(
         folder.mkdir(parents=True, exist_ok=True)
     drawn = figures.render(plan, found) if found else {}
     told = [PROGRAMS[program](folder, rounds) for program, rounds in plan.size.also.items()]
-    pictures = [*drawn, *(name for one in told for name in one.figures)]
-    page = text.markdown(plan, found, command, pictures, [line for one in told for line in one.paragraphs])
-    contents = {f"{plan.name}.md": page.encode()} | drawn
+    shown = {name: picture.shows for name, picture in drawn.items()}
+    for one in told:
+        shown |= one.figures
+    text = page(plan, found, command, shown, [paragraph for one in told for paragraph in one.paragraphs])
+    contents = {f"{plan.name}.md": text} | {name: picture.svg for name, picture in drawn.items()}
     if found:
-        contents |= {"table.tex": text.latex(plan, found).encode(), "table.csv": text.table(plan, found).encode()}
+        contents |= {"table.tex": export.latex(plan, found), "table.csv": export.table(plan, found)}
     if plan.study.measure == "conflicts":
-        contents["layers.csv"] = text.layers(found).encode()
+        contents["layers.csv"] = export.layers(found)
     for name, content in contents.items():
-        write_atomically(folder / name, content)
+        write_atomically(folder / name, content.encode())
     return Reproduced(plan, found, tuple(folder / name for name in contents))
 
 

@@ -57,7 +57,7 @@ def read(plan: Plan, places: Mapping[str, Path]) -> Cells:
             ours=estimate(map(measure.ours, runs)),
             as_printed=estimate(map(measure.printed, runs)),
             printed=paper.get((row, plan.columns[column].printed)),
-            others={name: estimate(map(other, runs)) for name, other in OTHERS.items()},
+            others=_over_seeds([_others(run) for run in runs]),
             runs=runs,
         )
     return made
@@ -90,6 +90,19 @@ def shares(run: Run) -> tuple[list[str], np.ndarray]:
     return names, made
 
 
+def has_printed(made: Cells, column: str) -> bool:
+    return any(cell.printed for (_, other), cell in made.items() if other == column)
+
+
+def title(row: str) -> str:
+    return results.TITLES.get(row, row)
+
+
+def plus_minus(value: Estimate | Printed, sign: str = " ± ") -> str:
+    mean, sd = value
+    return f"{mean:.2f}" + ("" if sd is None else f"{sign}{sd:.2f}")
+
+
 def _called(row: str, run: Run) -> Run:
     """Runs are shared between experiments, which may call them differently."""
     return dataclasses.replace(run, manifest={**run.manifest, "method": row})
@@ -105,10 +118,23 @@ def _weighted(run: Run) -> np.ndarray:
     return np.asarray(100 * (grid.accuracy * grid.examples).sum(axis=1) / grid.examples.sum(axis=1))
 
 
-def _last(run: Run, values: np.ndarray) -> float:
-    """Mean over the last rounds, as far as they were evaluated."""
-    rounds, _ = accuracies(run)
-    return float(values[rounds > rounds[-1] - EARLY].mean())
+def _others(run: Run) -> dict[str, float]:
+    summary, (rounds, means) = results.summarise(run), accuracies(run)
+    late = rounds > rounds[-1] - EARLY
+    return {
+        "weighted": 100 * summary.headline.weighted,
+        "worst_tenth": 100 * summary.headline.worst,
+        "last": 100 * summary.last.mean,
+        f"last_{EARLY}": float(means[late].mean()),
+        f"last_{EARLY}_weighted": float(_weighted(run)[late].mean()),
+        "best_on_test": 100 * summary.optimistic.mean,
+        "seconds_per_round": _seconds(run),
+        "megabytes": (summary.down + summary.up) / 1e6,
+    }
+
+
+def _over_seeds(rows: list[dict[str, float]]) -> dict[str, Estimate]:
+    return {name: estimate(row[name] for row in rows) for name in rows[0]}
 
 
 def _seconds(run: Run) -> float:
@@ -127,15 +153,4 @@ MEASURES = {
     "accuracy": Measure("accuracy", "%", _headline, lambda run: float(_weighted(run).max())),
     "seconds": Measure("time for a round", "s", _seconds, _seconds),
     "conflicts": Measure(f"conflicting pairs in the first {EARLY} rounds", "%", _conflicts, _conflicts),
-}
-
-OTHERS: dict[str, Callable[[Run], float]] = {
-    "weighted": lambda run: 100 * results.summarise(run).headline.weighted,
-    "worst_tenth": lambda run: 100 * results.summarise(run).headline.worst,
-    "last": lambda run: 100 * results.summarise(run).last.mean,
-    f"last_{EARLY}": lambda run: _last(run, accuracies(run)[1]),
-    f"last_{EARLY}_weighted": lambda run: _last(run, _weighted(run)),
-    "best_on_test": lambda run: 100 * results.summarise(run).optimistic.mean,
-    "seconds_per_round": _seconds,
-    "megabytes": lambda run: (results.summarise(run).down + results.summarise(run).up) / 1e6,
 }

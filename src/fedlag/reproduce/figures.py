@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedlag import results
-from fedlag.reproduce.cells import MEASURES, Cell, Cells, accuracies, shares
+from fedlag.reproduce.cells import MEASURES, Cell, Cells, accuracies, shares, title
 from fedlag.reproduce.study import Plan
 from fedlag.toy.figure import GREY, INK, STYLE  # first: it says so where matplotlib is missing
 
@@ -24,8 +24,13 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # one for each time the colours come
 ACROSS = 3  # panels side by side
 
 
-def render(plan: Plan, cells: Cells) -> dict[str, bytes]:
-    """The study's figures as SVG, by file name."""
+class Picture(NamedTuple):
+    shows: str
+    svg: str
+
+
+def render(plan: Plan, cells: Cells) -> dict[str, Picture]:
+    """The study's figures by file name."""
     files = {}
     with matplotlib.rc_context(STYLE):
         for name in plan.study.figures:
@@ -34,7 +39,7 @@ def render(plan: Plan, cells: Cells) -> dict[str, bytes]:
             figure = make(plan, cells)
             figure.suptitle(f"{plan.name}: {plan.study.title}", x=0.01, horizontalalignment="left")
             figure.savefig(image, format="svg", metadata={"Date": None, "Title": plan.study.title, "Description": says})
-            files[f"{name}.svg"] = image.getvalue()
+            files[f"{name}.svg"] = Picture(says, image.getvalue().decode())
     return files
 
 
@@ -45,7 +50,7 @@ def _curves(plan: Plan, cells: Cells) -> Figure:
         for row in plan.rows:
             rounds, values = zip(*map(accuracies, cells[row, column].runs), strict=True)
             mean, low, high = np.mean(values, axis=0), np.min(values, axis=0), np.max(values, axis=0)
-            axes.plot(rounds[0], mean, label=_name(row), **style[row])
+            axes.plot(rounds[0], mean, label=title(row), **style[row])
             if len(values) > 1:
                 axes.fill_between(rounds[0], low, high, color=style[row]["color"], alpha=0.15, linewidth=0)
         axes.set_title(column)
@@ -68,7 +73,7 @@ def _dots(plan: Plan, cells: Cells) -> Figure:
         printed = [(cell.printed.mean, place) for cell, place in zip(own, places, strict=True) if cell.printed]
         if printed:
             axes.plot(*zip(*printed, strict=True), "D", markersize=4.5, color=INK, fillstyle="none", label="the paper")
-        axes.set_yticks(places, [_name(row) for row in plan.rows])
+        axes.set_yticks(places, [title(row) for row in plan.rows])
         axes.set_title(column)
         axes.set_xlabel(f"{measure.title}, {measure.unit}, as the paper measures")
         if plan.study.measure == "seconds":
@@ -82,12 +87,12 @@ def _conflicts(plan: Plan, cells: Cells) -> Figure:
     """The first seed of each cell."""
     titles = [f"{column}, {row}" for row in plan.rows for column in plan.columns]
     figure, panels = _panels(titles, height=2.2, across=min(len(plan.columns), ACROSS), sharey=False)
-    for (row, column), (title, axes) in zip(((r, c) for r in plan.rows for c in plan.columns), panels, strict=True):
+    for (row, column), (name, axes) in zip(((r, c) for r in plan.rows for c in plan.columns), panels, strict=True):
         layers, found = shares(cells[row, column].runs[0])
         extent = (0.5, found.shape[1] + 0.5, len(layers) - 0.5, -0.5)
         image = axes.imshow(found, aspect="auto", cmap="viridis", vmin=0, vmax=100, extent=extent, interpolation="none")
         axes.set_yticks(range(len(layers)), layers)
-        axes.set_title(title)
+        axes.set_title(name)
         _count_rounds(axes)
     figure.colorbar(image, ax=[axes for _, axes in panels], label="pairs in conflict, %", shrink=0.6)
     return figure
@@ -142,7 +147,3 @@ def _ends(own: Sequence[Cell]) -> tuple[list[float], list[float]]:
         [cell.as_printed.mean for cell in own],
         [cell.printed.mean if cell.printed else cell.as_printed.mean for cell in own],
     )
-
-
-def _name(row: str) -> str:
-    return results.TITLES.get(row, row)

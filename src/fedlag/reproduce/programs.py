@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedlag import experiment
-from fedlag.reproduce.text import grid
+from fedlag.reproduce.page import grid
 
 DEMO = Path(__file__).parents[1] / "demo.toml"
 
 
 class Told(NamedTuple):
     paragraphs: list[str]
-    figures: list[str]  # file names in the folder
+    figures: dict[str, str]  # what each file in the folder shows
 
 
 def toy(folder: Path, rounds: int) -> Told:
@@ -22,7 +22,7 @@ def toy(folder: Path, rounds: int) -> Told:
     from fedlag.toy import toy as program
 
     made = program(folder, rounds=rounds)
-    return Told(list(made.summary), [path.name for path in made.files if path.suffix == ".svg"])
+    return Told(list(made.summary), {file.name: file.stem for file in made.files if file.suffix == ".svg"})
 
 
 def lemma(folder: Path, rounds: int) -> Told:
@@ -32,7 +32,7 @@ def lemma(folder: Path, rounds: int) -> Told:
     base = experiment.settings(DEMO)
     one = experiment.load({key: base[key] for key in ("data", "model", "training")})
     tables = program.rows(program.lemma(one, folder, rounds=rounds))
-    return Told([f"{title}:\n\n{grid(rows)}" for title, rows in tables.items()], [])
+    return Told([f"{title}:\n\n{grid(rows)}" for title, rows in tables.items()], {})
 
 
 PROGRAMS: dict[str, Callable[[Path, int], Told]] = {"toy": toy, "lemma": lemma}

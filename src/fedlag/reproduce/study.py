@@ -100,6 +100,7 @@ class Plan(NamedTuple):
     scale: str
     rows: dict[str, Table]
     columns: dict[str, Column]
+    overrides: tuple[str, ...]
     experiments: dict[tuple[str, str], list[Experiment]]  # (row, column) -> one for each seed
 
     @property
@@ -150,7 +151,7 @@ def plan(
         for column, shared in chosen_columns.items()
         for row, changes in chosen_rows.items()
     }
-    return Plan(Path(name).stem, study, scale, chosen_rows, chosen_columns, experiments)
+    return Plan(Path(name).stem, study, scale, chosen_rows, chosen_columns, tuple(overrides), experiments)
 
 
 def merge(*tables: Mapping[str, Any]) -> Table:
