@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test lint types check benchmarks clean
 
 demo: $(READY)
 	@$(BIN)/fedlag compare
@@ -19,6 +19,10 @@ types: $(READY)
 	@$(BIN)/mypy
 
 check: lint types test
+
+# Beside other simulators, which are installed into .benchmarks/; QUICK=1 only shows that everything runs.
+benchmarks: $(READY)
+	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick,--readme)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("fedlag needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'

@@ -25,7 +25,7 @@ from fedlag.lag import LAG
 from fedlag.net import Model
 from fedlag.nets import build
 from fedlag.official import Official
-from fedlag.personal import WarmStart
+from fedlag.personal import RandomLayers, WarmStart
 from fedlag.round import begin
 from fedlag.run import Sampling, rounds
 from fedlag.tables import Tables
@@ -61,10 +61,10 @@ def images(client: int, part: str) -> Batch:
 
 
 def traffic(name: str) -> Traffic | None:
-    """None where it hangs on what clients send."""
+    """None where it hangs on what clients send, or on a draw."""
     algorithm = REGISTRY[name](**HASTE.get(name, {}))
     rules = flat(algorithm.personal)
-    if any(isinstance(rule, LAG | Official) for rule in rules):
+    if any(isinstance(rule, LAG | Official | RandomLayers) for rule in rules):
         return None
     if any(isinstance(rule, WarmStart) for rule in rules):
         algorithm = replace(algorithm, personal=WarmStart(warmup=1))

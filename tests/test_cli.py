@@ -49,12 +49,16 @@ def test_the_package_runs_as_a_module():
 def test_a_run_says_what_came_out_and_where_it_lies(call):
     code, out, _ = call("run", "algorithm=fedlag", "personal.warmup=1", "personal.k=1", *QUICK)
     assert code == 0
-    assert "fedlag" in out
+    assert "FedLAG, seed 0: 3 rounds" in out
+    assert "best on test" in out
+    assert max(map(len, out.splitlines())) <= 80
     (folder,) = Path("runs").iterdir()
     code, out, _ = call("show", folder, "--json")
     (row,) = json.loads(out)
     assert row["method"] == "fedlag"
     assert 0 <= row["accuracy"] <= 1
+    assert [moment["round"] for moment in row["course"]] == [1, 2, 3]
+    assert row["course"][-1]["up_bytes"] == row["up_bytes"]
     code, out, _ = call("list", "runs", "--json")
     assert json.loads(out)[0]["run"] == str(folder)
 
@@ -74,13 +78,19 @@ def test_an_experiment_file_is_changed_by_dotted_overrides(call, tmp_path):
 
 def test_a_comparison_ends_with_a_table_a_sentence_and_the_place(call):
     methods = 'compare.methods=["local","fedavg","fedlag"]'
-    words = ["compare", methods, "compare.seeds=2", "personal.warmup=1", *QUICK, "--workers", "2"]
+    words = ["compare", methods, "compare.seeds=1", "personal.warmup=1", *QUICK, "--workers", "2"]
     code, out, _ = call(*words)
     assert code == 0
-    assert "of 10 clients" in out
+    assert "of 5 clients" in out
+    assert "by a single seed" in out
     assert "Results: runs/compare-demo" in out
+    assert max(len(line) for line in out.splitlines() if line.startswith(" ")) <= 80  # sentences may be longer
     report = json.loads(Path("runs/compare-demo/comparison.json").read_text())
-    assert [row["method"] for row in report["methods"]] == ["local", "fedavg", "fedlag"]
+    assert [row["method"] for row in report["methods"]] == [
+        *("local", "fedavg", "fedlag", "fedavg-ft", "warmstart", "random-layers")
+    ]
+    assert [row["method"] for row in report["methods"] if row["added"]] == ["fedavg-ft", "warmstart", "random-layers"]
+    assert "random-layers *" in out
     assert report["verdict"] in out.replace("\n", " ")
     code, again, _ = call(*words, "--json")  # everything is there already
     assert json.loads(again) == report

@@ -6,14 +6,16 @@ import os
 import random
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedlag import checkpoint, execution, experiment, files, tables, tree
+from fedlag import checkpoint, execution, experiment, files, pairs, tables, tree
 from fedlag.errors import InputError
 from fedlag.execution import execute, resume
+from fedlag.store import FILE, Store
 
 SMALL = {"rounds": 4, "data": {"clients": 5, "alpha": 0.5}, "model": {"hidden": [8]}, "training": {"lr": 0.1}}
 HARD = {  # everything there is to lose: personal layers that come and go, server moments, sampling, absent clients
@@ -29,9 +31,15 @@ HARD = {  # everything there is to lose: personal layers that come and go, serve
 
 
 def final_state(folder: Path, one: experiment.Experiment):
-    saved = checkpoint.load(folder, one.hash, execution.prepare(one).server)
+    begun = execution.prepare(one).server
+    saved = checkpoint.load(folder, one.hash, begun)
     assert saved is not None
-    return saved
+    server, clients = saved
+    if (folder / "checkpoint" / FILE).exists():
+        assert not clients
+        with closing(Store(folder / "checkpoint" / FILE, begun)) as store:
+            clients = dict(store)
+    return server, dict(sorted(clients.items()))
 
 
 def assert_same_runs(one: experiment.Experiment, left: Path, right: Path) -> None:
@@ -44,6 +52,7 @@ def assert_same_runs(one: experiment.Experiment, left: Path, right: Path) -> Non
     assert list(tree.keys(server)) == list(tree.keys(other_server))
     for name, table in tables.load(left).items():
         assert table.equals(tables.load(right)[name]), name
+    assert pairs.load(left).equals(pairs.load(right))
 
 
 def test_a_run_leaves_what_a_run_must_leave(tmp_path):
@@ -80,9 +89,10 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_at_twenty_random_moments_a_run_ends_with_the_same_bits(tmp_path):
-    one = experiment.load(HARD)
-    whole = execute(one, tmp_path / "whole")
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_killed_at_twenty_random_moments_a_run_ends_with_the_same_bits(tmp_path, store):
+    whole = execute(experiment.load(HARD), tmp_path / "whole")
+    one = experiment.load(HARD, f"store={store}")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedlag.execution"])
     folder, moments, kills = tmp_path / "killed", random.Random(0), 0
@@ -102,9 +112,10 @@ def test_killed_at_twenty_random_moments_a_run_ends_with_the_same_bits(tmp_path)
     assert_same_runs(one, whole, folder)
 
 
-def test_an_interrupted_run_goes_on_from_its_directory_alone(tmp_path):
-    one = experiment.load({**HARD, "rounds": 12})
-    whole = execute(one, tmp_path / "whole")
+@pytest.mark.parametrize(("store", "then"), [("memory", "memory"), ("disk", "disk"), ("memory", "disk")])
+def test_an_interrupted_run_goes_on_from_its_directory_alone(tmp_path, store, then):
+    whole = execute(experiment.load({**HARD, "rounds": 12}), tmp_path / "whole")
+    one = experiment.load({**HARD, "rounds": 12, "store": store})
 
     class Stop(Exception):
         pass
@@ -115,7 +126,11 @@ def test_an_interrupted_run_goes_on_from_its_directory_alone(tmp_path):
 
     with pytest.raises(Stop):
         execute(one, tmp_path / "stopped", stop)
-    resume(tmp_path / "stopped")
+    if then == store:
+        resume(tmp_path / "stopped")
+    else:
+        execute(experiment.load({**HARD, "rounds": 12, "store": then}), tmp_path / "stopped")
+    assert (tmp_path / "stopped" / "checkpoint" / FILE).exists() == (then == "disk")
     assert_same_runs(one, whole, tmp_path / "stopped")
     events = [json.loads(line)["round"] for line in (tmp_path / "stopped" / "events.jsonl").read_text().splitlines()]
     assert events == list(range(1, 13))

@@ -71,7 +71,7 @@ def test_a_comparison_is_one_experiment_for_every_method_and_seed():
         },
     }
     made = experiment.variants(base)
-    assert [(one.title, one.seed, one.data.seed) for one in made] == [
+    assert [(one.title, one.seed, one.data.seed) for one in made[:6]] == [
         ("local", 0, 0),
         ("local", 1, 1),
         ("warmstart", 0, 0),
@@ -86,12 +86,41 @@ def test_a_comparison_is_one_experiment_for_every_method_and_seed():
     assert {one.data.seed for one in fixed} == {0}
 
 
+def test_a_comparison_has_its_controls_whoever_forgot_them():
+    def titles(*methods):
+        return [one.title for one in experiment.variants({"compare": {"methods": methods, "seeds": 1}})]
+
+    assert titles("fedrep") == ["fedrep", "local", "fedavg", "fedavg-ft"]
+    assert titles("fedavg", "warmstart") == ["fedavg", "warmstart", "local", "fedavg-ft"]
+    assert titles("fedlag")[1:] == ["local", "fedavg", "fedavg-ft", "warmstart", "random-layers"]
+    assert titles("random-layers", "fedlag-frozen", "local")[3:] == ["fedavg", "fedavg-ft", "warmstart"]
+    assert titles({"name": "local", "label": "mine"}) == ["mine", "local", "fedavg", "fedavg-ft"]
+
+
+def test_controls_of_lag_have_its_settings_and_draw_anew_for_every_seed():
+    methods = ["fedrep", {"name": "fedprox", "personal": {"kind": "lag", "k": 3, "warmup": 4}}]
+    made = {(one.title, one.seed): one for one in experiment.variants({"compare": {"methods": methods, "seeds": 2}})}
+    assert made["warmstart", 0].algorithm.personal == WarmStart(warmup=4)
+    for seed in (0, 1):
+        assert made["random-layers", seed].algorithm.personal == RandomLayers(k=3, warmup=4, seed=seed)
+
+
+def test_a_method_of_a_comparison_may_train_in_its_own_way():
+    methods = ["local", {"name": "fedavg", "training": {"lr": 0.3}}]
+    base = {"training": {"lr": 0.1, "batch": 5}, "compare": {"methods": methods, "seeds": 1}}
+    lrs = {one.title: (one.training.optimizer.lr, one.training.batch) for one in experiment.variants(base)}
+    assert lrs == {"local": (0.1, 5), "fedavg": (0.3, 5), "fedavg-ft": (0.1, 5)}
+
+
 def test_a_comparison_may_bring_every_method_that_can_take_lag_once_more_with_it():
     methods = ["fedrep", "local", "fedlag", "warmstart", "fedaf", "centralised", {"name": "fedprox", "label": "mine"}]
-    made = experiment.variants({"compare": {"methods": methods, "lag": {"k": 1}, "seeds": 1}})
-    assert [one.title for one in made[len(methods) :]] == ["fedrep+lag", "mine+lag"]
-    assert made[-2].algorithm.personal == Named("head.*") | LAG(k=1)
-    assert made[-1].algorithm.personal == LAG(k=1)
+    made = {
+        one.title: one for one in experiment.variants({"compare": {"methods": methods, "lag": {"k": 1}, "seeds": 1}})
+    }
+    added = ["fedavg", "fedavg-ft", "random-layers"]
+    assert list(made)[len(methods) :] == ["fedrep+lag", "mine+lag", *added]
+    assert made["fedrep+lag"].algorithm.personal == Named("head.*") | LAG(k=1)
+    assert made["mine+lag"].algorithm.personal == LAG(k=1)
 
 
 def test_a_comparison_may_be_of_all_methods():

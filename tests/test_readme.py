@@ -38,7 +38,7 @@ def test_the_experiment_of_the_readme_is_one():
 
 def test_the_commands_of_the_readme_exist():
     shown = {name for block in blocks("sh") for name in re.findall(r"^fedlag (\S+)", block, re.MULTILINE)}
-    assert shown == cli.main.commands.keys() - {"show", "completion", "sweep", "reproduce"}
+    assert shown == cli.main.commands.keys() - {"show", "completion"}
     targets = {name for block in blocks("sh") for name in re.findall(r"^make (\S+)", block, re.MULTILINE)}
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     assert targets == {"demo", "test"}

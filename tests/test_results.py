@@ -2,8 +2,12 @@
 
 import json
 import math
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -24,7 +28,9 @@ class Counting:
 def traffic(round, down, up):
     """A round in which one participant is sent `down` numbers and sends `up` bytes."""
     message = Message(round - 1, {"body.weight": torch.zeros(down)}, frozenset(), {}, frozenset(), {})
-    return Round(round - 1, Counting(round), message, {0: Letter({}, {})}, {}, {}, None, {"body.weight": up})
+    return Round(
+        round - 1, Counting(round), message, {0: Letter({}, {})}, {}, {}, None, {0: Counter({"body.weight": up})}
+    )
 
 
 @pytest.fixture
@@ -178,6 +184,47 @@ def test_a_manifest_without_method_and_seed_is_none(simple, content):
         results.read(path.parent)
 
 
+# Accuracy against bytes
+
+
+def test_accuracy_stands_beside_what_was_sent_up_to_then(run):
+    course = results.course(run)
+    assert [moment.round for moment in course] == [1, 2, 3, 4, 5]
+    assert [moment.down_bytes for moment in course] == [4, 12, 24, 40, 60]
+    assert [moment.up_bytes for moment in course] == [100, 300, 600, 1000, 1500]
+    assert [moment.test for moment in course] == pytest.approx([0.5, 6.5 / 16, 0.625, 0.8125, 0.25])
+    assert course[1].validation == pytest.approx(6.5 / 12)
+    assert (course[-1].down_bytes, course[-1].up_bytes) == (results.summarise(run).down, results.summarise(run).up)
+
+
+def test_rounds_nobody_was_scored_in_send_all_the_same(write):
+    run = write({1: [0.5], 2: [0.5], 3: [0.5]}, {1: [0.5], 2: [0.5], 3: [0.5]})
+    scores = run.rounds.filter(pc.field("round") != 2)
+    course = results.course(replace(run, rounds=scores))
+    assert [(moment.round, moment.up_bytes) for moment in course] == [(1, 100), (3, 600)]
+
+
+def test_whose_models_do_how_well_is_told_apart(run):
+    rows = {row["models"]: row for row in results.models(results.summarise(run))}
+    assert {whose: row["round"] for whose, row in rows.items()} == {
+        "headline": "2",
+        "last": "5",
+        "best on test": "4",
+        "server's, headline": "2",
+        "server's, last": "5",
+    }
+    assert rows["last"]["accuracy %"] == "25.0"
+    assert rows["server's, headline"]["accuracy %"] == "37.5"
+
+
+def test_a_few_moments_from_first_to_last_are_shown(simple, write):
+    levels = {round: [0.5] for round in range(1, 41)}
+    shown = results.chosen(results.course(write(levels, levels)))
+    assert len(shown) == 8
+    assert [shown[0]["round"], shown[-1]["round"]] == ["1", "40"]
+    assert len(results.chosen(results.course(simple([0.5], seed=1)))) == 1
+
+
 # Several runs
 
 
@@ -273,32 +320,138 @@ def test_two_runs_of_a_method_with_one_seed_are_refused(simple):
         results.compare([simple([0.5], name="one"), simple([0.5], name="two")])
 
 
-def test_a_printed_table_has_percent_points_and_megabytes(four):
-    local, _, lag = results.printable(four)
-    assert lag == {
+def test_printed_tables_have_percent_points_and_megabytes(four):
+    assert results.printable(four)[2] == {
         "method": "FedLAG",
         "accuracy %": "65.6 ± 4.4",
+        "weighted": "65.6",
+        "median": "62.5",
         "worst 10%": "50.0",
         "last": "65.6",
         "optimistic": "65.6",
-        "gain": "+15.6",
+    }
+    local, _, lag = results.standings(four)
+    assert lag == {
+        "method": "FedLAG",
+        "gain": "+15.6 ± 39.7",  # of two seeds, 18.75 and 12.5: t = 12.7
         "+/-/=": "4/1/3",
+        "Local": "open",
+        "FedAvg+FT": "open",
         "MB": "0.0",
     }
-    assert (local["method"], local["gain"], local["+/-/="]) == ("Local", "", "")
+    assert [local[column] for column in ("method", "gain", "+/-/=", "Local", "FedAvg+FT")] == [
+        "Local",
+        "",
+        "",
+        "",
+        "open",
+    ]
+
+
+def test_what_nobody_asked_for_is_marked(simple):
+    comparison = results.compare([simple([0.5], method=name) for name in ("local", "fedlag")], added=["local"])
+    for table in (results.printable(comparison), results.standings(comparison)):
+        assert [row["method"] for row in table] == ["Local *", "FedLAG"]
+    assert [row["added"] for row in results.rows(comparison)] == [True, False]
 
 
 def test_megabytes_are_of_both_directions_and_the_mean_over_seeds(write):
     runs = [write({r: [0.5]}, {r: [0.5]}, seed=s) for s, r in enumerate((10**4, 3 * 10**4))]
-    (row,) = results.printable(results.compare(runs))
+    (row,) = results.standings(results.compare(runs))
     assert row["MB"] == "2.1"  # 0.04 and 1.0 one time, 0.12 and 3.0 the other
 
 
-def test_a_printed_table_fits_into_80_columns(four):
-    width = sum(
-        max(len(name), *(len(row[name]) for row in results.printable(four))) for name in results.printable(four)[0]
+@pytest.mark.parametrize("table", [results.printable, results.standings])
+def test_a_printed_table_fits_into_80_columns(four, table):
+    columns = {name: max(len(name), *(len(row[name]) for row in table(four))) for name in table(four)[0]}
+    columns["method"] = len("fedlag-official *")
+    assert sum(columns.values()) + 2 * len(columns) <= 80
+
+
+# What the tests say
+
+
+def several(simple, **levels):
+    """Five seeds of twenty clients around the levels given in points; methods share most ups and downs."""
+    names, generator = {"tuned": "fedavg-ft"}, np.random.default_rng(0)
+    common = 0.5 + generator.normal(0, 0.05, (5, 20))
+    runs = []
+    for name, level in levels.items():
+        own = common + level / 100 + generator.normal(0, 0.01, (5, 20))
+        runs += [simple(list(row), method=names.get(name, name), seed=seed) for seed, row in enumerate(own)]
+    return results.compare(runs)
+
+
+def test_a_verdict_says_what_the_tests_show(simple):
+    comparison = several(simple, local=0, tuned=3, fedlag=3, fedavg=-4)
+    outcomes = {name: one.outcome for name, one in comparison.against("local").items()}
+    assert outcomes == {"fedavg-ft": "beats", "fedlag": "beats", "fedavg": "loses to"}
+    assert comparison.against("fedavg-ft")["fedlag"].outcome == "no difference shown"
+    sentence = results.verdict(comparison)
+    assert "; it beats training alone by 3.0 and FedAvg by 6.9 points; no difference is shown" in sentence
+    loses = results.verdict(comparison, "fedavg")
+    assert loses.endswith("; it loses to training alone by 3.9 and FedAvg+FT by 6.8 points.")
+    assert comparison.leaders == ["fedavg-ft", "fedlag"]  # a tie: nobody stands out
+    rows = {row["method"]: row for row in results.rows(comparison)}
+    assert [name for name, row in rows.items() if row["leader"]] == comparison.leaders
+    assert rows["fedavg"]["against"]["local"]["outcome"] == "loses to"
+    assert rows["fedavg"]["against"]["local"]["points"] == pytest.approx(rows["fedavg"]["gain_points"])
+    assert json.loads(json.dumps(list(rows.values()), allow_nan=False)) == list(rows.values())
+
+
+def test_the_only_one_nobody_matches_leads(simple):
+    assert several(simple, local=0, fedlag=3).leaders == ["fedlag"]
+
+
+def test_a_single_seed_shows_nothing(simple):
+    comparison = results.compare(
+        [simple([level] * 50, method=name) for name, level in (("local", 0.25), ("fedlag", 0.75))]
     )
-    assert width + 2 * 8 <= 76
+    assert comparison.against("local")["fedlag"].outcome == "no difference shown"
+    assert comparison.leaders == ["local", "fedlag"]
+
+
+def test_more_methods_make_a_test_stricter(simple):
+    many = several(simple, local=0, one=1, two=0, three=0, four=0)
+    few = results.Comparison({name: many.methods[name] for name in ("local", "one")})
+    lone, among = few.against("local")["one"], many.against("local")["one"]
+    assert (lone.across_seeds, lone.points) == (among.across_seeds, among.points)
+    assert among.p > lone.p
+
+
+def test_the_same_client_of_the_same_partition_counts_once(simple):
+    """The same partition for all seeds makes fewer clients than one for each."""
+    settings = {"manifest": {"partition": "the same"}}
+    gains = []
+    for own in ({}, settings):
+        runs = [
+            simple([0.25 * seed, 0.5], method=name, seed=seed, name=f"{name}-{seed}-{len(gains)}", **own)
+            for name in ("local", "fedlag")
+            for seed in (0, 1)
+        ]
+        gains.append(results.compare(runs).methods["fedlag"].gain)
+    assert [len(gain.by_client) for gain in gains] == [4, 2]
+    assert [len(gain.by_seed) for gain in gains] == [2, 2]
+
+
+def test_gains_are_those_recomputed_from_the_raw_rows(simple):
+    """With nothing but the rows of the tables on disk."""
+    comparison = several(simple, local=0, fedlag=2)
+    raw = {}
+    for name in ("local", "fedlag"):
+        for seed in range(5):
+            folder = comparison.methods[name].runs[seed].folder
+            for row in pq.read_table(folder / "rounds.parquet").to_pylist():
+                if (row["stage"], row["part"], row["metric"]) == ("personal", "test", "accuracy"):
+                    raw[name, seed, row["client"]] = row["value"]
+    points = [
+        100 * (raw["fedlag", seed, client] - raw["local", seed, client]) for seed in range(5) for client in range(20)
+    ]
+    (row,) = [row for row in results.rows(comparison) if row["method"] == "fedlag"]
+    assert row["gain_points"] == pytest.approx(sum(points) / 100)
+    assert row["against"]["local"]["points"] == pytest.approx(sum(points) / 100)
+    assert (row["gaining"], row["losing"]) == (sum(p > 0 for p in points), sum(p < 0 for p in points))
+    assert row["harmed"] == row["losing"] / 100
 
 
 # The verdict
@@ -318,7 +471,7 @@ def test_a_method_that_helps(simple):
     sentence = verdict(simple, local=[0.5] * 4, fedlag=[0.531, 0.6, 0.531, 0.4], tuned=[0.5115] * 4)
     assert sentence == (
         "FedLAG: 3 of 4 clients gain over training alone (median +3.1 points), 1 loses, 0 stay equal; "
-        "it beats FedAvg+FT by 0.4 points on average."
+        "no difference is shown from training alone (+1.6) and FedAvg+FT (+0.4), by a single seed."
     )
 
 
@@ -326,7 +479,7 @@ def test_a_method_that_harms(simple):
     sentence = verdict(simple, local=[0.5] * 4, fedlag=[0.25, 0.25, 0.75, 0.5], tuned=[0.4475] * 4)
     assert sentence == (
         "FedLAG: 2 of 4 clients lose against training alone (median -12.5 points), 1 gains, 1 stays equal; "
-        "it falls short of FedAvg+FT by 1.0 points on average."
+        "no difference is shown from training alone (-6.2) and FedAvg+FT (-1.0), by a single seed."
     )
 
 
@@ -334,7 +487,7 @@ def test_a_method_that_changes_nothing(simple):
     sentence = verdict(simple, seeds=2, local=[0.5, 0.5], fedlag=[0.5, 0.5], tuned=[0.5004, 0.5004])
     assert sentence == (
         "FedLAG, 2 seeds: 0 of 4 clients gain over training alone (median +0.0 points), 0 lose, 4 stay equal; "
-        "it is level with FedAvg+FT on average."
+        "no difference is shown from training alone (+0.0 ± 0.0) and FedAvg+FT (+0.0 ± 0.0)."
     )
 
 
@@ -347,21 +500,30 @@ def test_without_training_alone_the_question_is_left_open(simple):
 
 def test_without_fedavg_ft_nothing_is_said_of_it(simple):
     sentence = verdict(simple, local=[0.5], fedlag=[0.75])
-    assert sentence == "FedLAG: 1 of 1 clients gains over training alone (median +25.0 points), 0 lose, 0 stay equal."
+    assert sentence == (
+        "FedLAG: 1 of 1 clients gains over training alone (median +25.0 points), 0 lose, 0 stay equal; "
+        "no difference is shown from training alone (+25.0), by a single seed."
+    )
 
 
 def test_other_methods_are_judged_alike(simple):
     accuracies = {"local": [0.5], "fedlag": [0.75], "tuned": [0.25]}
     assert verdict(simple, method="fedavg-ft", **accuracies).startswith("FedAvg+FT: 1 of 1 clients loses against")
-    assert "beats" not in results.verdict(results.compare([simple([0.5], name="x", method="mine")]), "mine")
+    assert "shown" not in results.verdict(results.compare([simple([0.5], name="x", method="mine")]), "mine")
 
 
 def test_training_alone_is_not_compared_with_itself(simple):
     sentence = verdict(simple, method="local", local=[0.5], tuned=[0.25])
     assert sentence == (
         "Local is training alone, which the others are measured by, and reaches 50.0%; "
-        "it beats FedAvg+FT by 25.0 points on average."
+        "no difference is shown from FedAvg+FT (+25.0), by a single seed."
     )
+
+
+def test_without_a_name_the_first_that_is_no_control_is_judged(simple):
+    names = ("local", "fedrep", "fedper", "fedavg")
+    comparison = results.compare([simple([0.5], method=name) for name in names])
+    assert results.verdict(comparison).startswith("fedrep: ")
 
 
 def test_a_method_that_was_not_run_is_not_judged(simple):

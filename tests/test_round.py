@@ -13,6 +13,7 @@ from laws.federations import (
     ALL,
     SEED,
     SIZES,
+    SOME,
     TRAINING,
     Cohorts,
     Scheduled,
@@ -36,6 +37,7 @@ from fedlag.algorithm import Algorithm, Finish, Outcome, Phase, Steps, Training
 from fedlag.algorithms import REGISTRY, FedAvg
 from fedlag.errors import InputError
 from fedlag.federation.sequential import Sequential
+from fedlag.federation.work import HELD_OUT
 from fedlag.flow import Client
 from fedlag.lag import LAG
 from fedlag.net import Model
@@ -271,21 +273,22 @@ def test_a_frozen_lag_sends_nothing_of_its_layers_either_way_after_the_warm_up()
         assert personal.isdisjoint(message.shared)
         for reply in replies.values():
             assert personal.isdisjoint(tree.keys(reply._replace(scores={})))
-        assert personal.isdisjoint(one.sent)
+        assert all(personal.isdisjoint(sent) for sent in one.sent.values())
         assert not any(one.letters[client].birth for client in CLIENTS)
-    assert personal.issubset(done.rounds[1].sent)
+    assert all(personal.issubset(sent) for sent in done.rounds[1].sent.values())
 
 
-def test_what_replies_weigh_is_counted_by_name():
+def test_what_replies_weigh_is_counted_by_client_and_name():
     done = run(FedAvg(personal=Scheduled(("head.*",))), net=mlp, sampling=Cohorts([[0, 1, 2]]), number=1)
-    assert done.rounds[0].sent == {
-        "body.1.weight": 3 * 4 * 16 * 6,
-        "body.1.bias": 3 * 4 * 6,
-        "body.3.weight": 3 * 4 * 6 * 5,
-        "body.3.bias": 3 * 4 * 5,
-        "head.weight": 3 * 2 * 4 * 5 * 3,
-        "head.bias": 3 * 2 * 4 * 3,  # how it moved, and where it ended
+    one = {
+        "body.1.weight": 4 * 16 * 6,
+        "body.1.bias": 4 * 6,
+        "body.3.weight": 4 * 6 * 5,
+        "body.3.bias": 4 * 5,
+        "head.weight": 2 * 4 * 5 * 3,
+        "head.bias": 2 * 4 * 3,  # how it moved, and where it ended
     }
+    assert done.rounds[0].sent == {0: one, 1: one, 2: one}
 
 
 # Normalisation
@@ -657,6 +660,22 @@ def test_the_global_stage_is_the_server_s_copy_for_everybody():
         assert scores["test"].loss == pytest.approx(functional.cross_entropy(net(x), y).item(), rel=1e-5)
     with pytest.raises(InputError, match=r"'somewhere'.*'personal', 'global'"):
         evaluate(done.task, done.server, done.federation, "somewhere")
+
+
+@pytest.mark.parametrize("rule", [Nothing(), Named("head.*"), LAG(k=1, warmup=1)])
+def test_after_local_training_a_client_scores_what_it_will_score_when_it_has_trained(rule):
+    task, server, federation = start(FedAvg(personal=rule))
+    coming = rounds(task, server, federation, SOME, SEED, scored=lambda round: HELD_OUT)
+    server = [next(coming) for _ in range(3)][-1].server
+    clients = copy.deepcopy(federation.clients())
+    foreseen, everyone = (evaluate(task, server, federation, f"{stage}-trained") for stage in ("personal", "global"))
+    assert same(federation.clients(), clients)
+    assert foreseen.keys() == everyone.keys() == set(CLIENTS)
+    trained = next(coming).trained
+    assert trained
+    assert all(foreseen[client] == scores for client, scores in trained.items())
+    assert (foreseen == everyone) == isinstance(rule, Nothing)
+    assert foreseen != evaluate(task, server, federation)
 
 
 # What can't be

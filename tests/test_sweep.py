@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from fedlag import cli, experiment, results, store, sweep
+from fedlag import cli, experiment, gather, results, sweep
 from fedlag.errors import InputError
 
 TINY = {"rounds": 2, "data": {"clients": 4, "alpha": 0.5, "limit": 200}, "model": {"hidden": [4]}}
@@ -45,18 +46,18 @@ def test_without_a_sweep_it_is_the_experiment_itself():
 def test_what_makes_no_difference_stands_once():
     base = {**LAG, "compare": {"methods": ["local", "fedlag"], "seeds": 2}}
     found = sweep.experiments(base, "personal.k=0,1,2")
-    assert [one.method for one in found] == ["local", "local", *["fedlag"] * 6]
+    counts = Counter(one.method for one in found)  # the controls of every comparison among them
+    assert counts["local"] == counts["fedavg"] == counts["warmstart"] == 2
+    assert counts["fedlag"] == counts["random-layers"] == 3 * 2
 
 
 def test_methods_of_a_comparison_are_told_apart_by_the_settings_they_have(tmp_path):
     words = ("personal.k=0,1", "rounds=1")
-    found = sweep.experiments({**LAG, "compare": {"methods": ["local", "fedlag"], "seeds": 2}}, *words)
+    found = sweep.experiments({**LAG, "compare": {"methods": ["fedlag"], "seeds": 2}}, *words)
     rows = sweep.rows(sweep.sweep(found, tmp_path, workers=1), found, words)
-    assert [(row["method"], row["personal.k"], row["seeds"]) for row in rows] == [
-        ("local", None, 2),
-        ("fedlag", 0, 2),
-        ("fedlag", 1, 2),
-    ]
+    known = {(row["method"], row["personal.k"], row["seeds"]) for row in rows}
+    assert {("local", None, 2), ("fedlag", 0, 2), ("fedlag", 1, 2)} < known
+    assert len(known) == len(rows)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_every_table_of_the_store_has_the_settings_as_columns(tmp_path):
         assert experiment.load(tmp_path / row["run"] / "experiment.toml").model.hidden == tuple(
             json.loads(row["model.hidden"])
         )
-    for table in store.TABLES:
+    for table in gather.TABLES:
         data = pyarrow.dataset.dataset(made / table)
         for k in (0, 1):
             mine = data.to_table(filter=(pc.field("personal.k") == k) & (pc.field("method") == "fedlag"))
@@ -103,7 +104,7 @@ def test_a_sweep_goes_on_where_another_stopped_and_both_share_the_store(tmp_path
     files = {path: path.stat().st_mtime_ns for path in made.glob("*/*.parquet")}
     again = sweep.experiments(LAG, "personal.k=0,1,2")
     sweep.sweep(again, tmp_path, workers=1)
-    assert len(store.read(made)) == 3
+    assert len(gather.read(made)) == 3
     assert all(path.read_bytes() == content for path, content in manifests.items())
     assert all(path.stat().st_mtime_ns == time for path, time in files.items())
 
@@ -117,17 +118,17 @@ def test_an_interrupted_sweep_keeps_what_is_finished(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep(found, tmp_path, workers=1, watch=stop)
-    (row,) = store.read(tmp_path / store.NAME).to_pylist()
+    (row,) = gather.read(tmp_path / gather.NAME).to_pylist()
     assert row["personal.k"] == 0
-    assert len(store.read(sweep.sweep(found, tmp_path, workers=1))) == 2
+    assert len(gather.read(sweep.sweep(found, tmp_path, workers=1))) == 2
 
 
 def test_runs_that_are_gone_leave_the_store(tmp_path):
     made = sweep.sweep(sweep.experiments(LAG, "personal.k=0,1", "rounds=1"), tmp_path, workers=1)
-    gone = store.read(made)["run"][0].as_py()
+    gone = gather.read(made)["run"][0].as_py()
     (tmp_path / gone / "manifest.json").unlink()
-    store.gather(tmp_path)
-    assert gone not in store.read(made)["run"].to_pylist()
+    gather.gather(tmp_path)
+    assert gone not in gather.read(made)["run"].to_pylist()
     assert not list(made.rglob(f"{gone}.parquet"))
 
 
@@ -158,7 +159,7 @@ def test_the_queries_of_the_documentation_are_answered(tmp_path, monkeypatch, ca
             continue
         if language == "sql":
             rows = importlib.import_module("duckdb").sql(lines).fetchall()
-            expected = sorted((run["personal.k"], run["accuracy"], 1) for run in store.read(made).to_pylist())
+            expected = sorted((run["personal.k"], run["accuracy"], 1) for run in gather.read(made).to_pylist())
             assert [(k, accuracy, seeds) for k, accuracy, _, seeds in rows] == expected
         else:
             exec(compile(lines, "sweeps.md", "exec"), {})

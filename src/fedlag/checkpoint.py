@@ -173,16 +173,21 @@ def _newest(place: Path) -> Path | None:
     return rounds[max(rounds)] if rounds else None
 
 
-def _write_tensors(path: Path, tensors: list[Tensor]) -> None:
+def apart(tensors: list[Tensor]) -> dict[str, Tensor]:
+    """The tensors by number, as safetensors takes them: it refuses memory that is shared."""
     own: dict[str, Tensor] = {}
     seen = set[int]()
     for number, tensor in enumerate(tensors):
         tensor = tensor.detach().cpu().contiguous()
         memory = tensor.untyped_storage().data_ptr()
-        own[str(number)] = tensor.clone() if memory in seen else tensor  # safetensors refuses shared memory
+        own[str(number)] = tensor.clone() if memory in seen else tensor
         seen.add(memory)
+    return own
+
+
+def _write_tensors(path: Path, tensors: list[Tensor]) -> None:
     try:
-        save_file(own, path)
+        save_file(apart(tensors), path)
     except SafetensorError as error:  # this is how it reports a full disk
         raise OSError(str(error)) from error
 

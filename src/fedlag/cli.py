@@ -68,7 +68,7 @@ def _told(logs: tuple[str, ...]) -> list[str]:
 
 
 SETTINGS = (
-    *("algorithm", "seed", "rounds", "evaluate_every", "sampling.fraction"),
+    *("algorithm", "seed", "rounds", "evaluate_every", "federation", "sampling.fraction"),
     *("personal.k", "personal.xi", "personal.warmup", "personal.mode", "personal.unit", "personal.norm"),
     *("data.name", "data.root", "data.clients", "data.split", "data.alpha", "data.seed", "data.limit"),
     *("model.name", "model.norm", "model.hidden"),
@@ -77,6 +77,7 @@ SETTINGS = (
 
 changes = click.argument("changes", nargs=-1, callback=_changes, metavar="[EXPERIMENT.toml] [KEY=VALUE]...",
                          shell_complete=_complete)  # fmt: skip
+on_cores = click.option("--workers", type=click.IntRange(1), help="Cores to use; all of them unless given.")
 log = click.option("--log", "logs", multiple=True, type=click.Choice(list(SINKS)),
                    help="Also tell this of every round; may be given again.")  # fmt: skip
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a machine to read.")
@@ -108,8 +109,9 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
             as_json: bool) -> None:  # fmt: skip
     """Methods side by side on the same data, weights and sampling.
 
-    Without a file: the handwritten digits that come with fedlag, 20 clients with skewed labels, three seeds. Which
-    methods stand in a comparison is its [compare] table; [personal] settings reach the methods that know them.
+    Without a file: the handwritten digits that come with fedlag, 20 clients with skewed labels, five seeds. Which
+    methods stand in a comparison is its [compare] table; [personal] settings reach the methods that know them. Training
+    alone, FedAvg and FedAvg+FT are always among them, and beside LAG also a warm start and layers drawn by lot.
 
     \b
     fedlag compare
@@ -124,13 +126,48 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
     experiments = experiment.variants(base)
     folder = out or execution.RUNS / f"compare-{Path(source).stem if source else 'demo'}"
     with console.watching(experiments, quiet=as_json) as watch:
-        comparison = comparing.compare(experiments, folder, workers, watch)
+        added = [one["name"] for one in experiment.controls(base)]
+        comparison = comparing.compare(experiments, folder, workers, watch, added)
     if as_json:
         click.echo((folder / "comparison.json").read_text(encoding="utf-8"), nl=False)
         return
     console.show_comparison(comparison)
     console.say(results.verdict(comparison))
     console.say(f"Results: {folder}/ (comparison.json, and a directory of tables for every run)")
+
+
+@main.command()
+@changes
+@click.option("--out", type=click.Path(path_type=Path), help="Directory of all trials.")
+@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@as_json
+def tune(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
+    """Choose every method's learning rate on validation data, over the same grid, and write what to compare then.
+
+    The [tune] table holds the grid and over how many seeds it is tried; what is finished is never run again.
+
+    \b
+    fedlag tune
+    fedlag tune experiment.toml 'tune.lr=[0.02,0.05,0.1]' tune.seeds=2
+    """
+    from fedlag import console, execution, experiment
+    from fedlag import tune as tuning
+
+    source, overrides = changes
+    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides)
+    stem = Path(source).stem if source else "demo"
+    folder = out or execution.RUNS / f"tune-{stem}"
+    experiments = [one for _, _, seeds in tuning.trials(base) for one in seeds]
+    with console.watching(experiments, quiet=as_json) as watch:
+        choices, _ = tuning.tune(base, folder, workers, watch)
+    if as_json:
+        click.echo((folder / "tune.json").read_text(encoding="utf-8"), nl=False)
+        return
+    console.show_rows(tuning.rows(choices))
+    edge = [one.method for one in choices if one.at_the_edge]
+    if edge:
+        console.say(f"At the edge of the grid, where a wider one may hold better: {', '.join(edge)}.")
+    console.say(f"Now: fedlag compare {folder}/tuned.toml --out {execution.RUNS}/compare-{stem}-tuned")
 
 
 @main.command()
@@ -218,9 +255,11 @@ def reproduce(name: str | None, overrides: tuple[str, ...], scale: str, rows: tu
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The run's directory; named by method, seed and hash unless given."
 )
+@on_cores
 @log
 @as_json
-def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, logs: tuple[str, ...], as_json: bool) -> None:
+def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, logs: tuple[str, ...],
+        as_json: bool) -> None:  # fmt: skip
     """Run one experiment; an interrupted one goes on from its last checkpoint.
 
     \b
@@ -232,21 +271,22 @@ def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, logs: tup
     source, overrides = changes
     one = experiment.load(source or {}, *overrides, *_told(logs))
     with console.watching([one], quiet=as_json) as watch:
-        folder = execution.execute(one, out, lambda event: watch(one, event))
+        folder = execution.execute(one, out, lambda event: watch(one, event), workers)
     _show([folder], as_json)
 
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path), metavar="RUN")
+@on_cores
 @as_json
-def resume(folder: Path, as_json: bool) -> None:
+def resume(folder: Path, workers: int | None, as_json: bool) -> None:
     """Continue an interrupted run from its last checkpoint, to the same bits as if it had never stopped."""
     from fedlag import console, execution, experiment
 
     execution.must_be_a_run(folder)
     one = experiment.load(folder / "experiment.toml")
     with console.watching([one], quiet=as_json) as watch:
-        execution.execute(one, folder, lambda event: watch(one, event))
+        execution.execute(one, folder, lambda event: watch(one, event), workers)
     _show([folder], as_json)
 
 
@@ -265,9 +305,29 @@ def _show(folders: list[Path], as_json: bool) -> None:
         execution.must_be_a_run(folder)
     runs = [results.read(folder) for folder in folders]
     if as_json:
-        click.echo(json.dumps([results.as_row(results.summarise(run)) for run in runs], indent=2))
+        rows = [
+            results.as_row(results.summarise(run)) | {"course": [moment._asdict() for moment in results.course(run)]}
+            for run in runs
+        ]
+        click.echo(json.dumps(rows, indent=2))
         return
     console.show_runs(runs)
+
+
+@main.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True)
+@click.option("--method", help="Whose verdict; that of FedLAG unless given, where it was run.")
+def report(folders: tuple[Path, ...], out: Path, method: str | None) -> None:
+    """One HTML file that shows runs, or all runs in a folder: it opens without a network, anywhere.
+
+    \b
+    fedlag report runs/compare-demo -o report.html
+    """
+    from fedlag import console
+    from fedlag.report import report
+
+    console.say(f"Report: {report(folders, out, method)}")
 
 
 @main.command("list")
@@ -374,6 +434,29 @@ def lemma(changes: tuple[str | None, tuple[str, ...]], out: Path, rounds: int, a
     for rows in theory.rows(found).values():
         console.show_rows(rows)
     console.say(f"Every layer and round: {out}/lemma.json")
+
+
+@main.group()
+def flower() -> None:
+    """Clients on other machines, with Flower: pip install "fedlag[flower]"."""
+
+
+@flower.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@changes
+def new(folder: Path, changes: tuple[str | None, tuple[str, ...]]) -> None:
+    """Write a Flower app that runs an experiment: `flwr run DIR` starts it.
+
+    \b
+    fedlag flower new four-sites data.clients=4 rounds=20
+    fedlag flower new four-sites experiment.toml algorithm=fedrep
+    """
+    from fedlag import console, experiment
+    from fedlag.flower.new import new as write
+
+    source, overrides = changes
+    for path in write(folder, experiment.load(source or {}, *overrides)):
+        console.say(str(path))
 
 
 @main.command()

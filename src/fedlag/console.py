@@ -50,6 +50,10 @@ def watching(experiments: Sequence[Experiment], quiet: bool = False) -> Iterator
     reached = {one.hash: 0 for one in experiments}
 
     def watch(experiment: Experiment, event: dict[str, Any]) -> None:
+        if event["type"] == "started":
+            if len(lines) == 1:
+                say(f"{event['name'].capitalize()}: {event['why']}.")
+            return
         progress.start()  # not before there is something to show: a refusal should stand alone
         line = lines[experiment.title]
         number = experiment.rounds if event["type"] == "finished" else event["round"]
@@ -80,8 +84,8 @@ def _personal(layers: Sequence[str]) -> str:
     return "personal: " + (", ".join(layers) if len(layers) <= 3 else f"{len(layers)} layers")
 
 
-def show_rows(rows: Sequence[Any], nothing: str = "Nothing to show.") -> None:
-    """Rows of plain values (dicts or named tuples) as a table; the first says the columns."""
+def show_rows(rows: Sequence[Any], nothing: str = "Nothing to show.", bold: int | None = None) -> None:
+    """Rows of plain values (dicts or named tuples) as a table; the first says the columns, one may stand out."""
     if not rows:
         say(nothing)
         return
@@ -90,8 +94,8 @@ def show_rows(rows: Sequence[Any], nothing: str = "Nothing to show.") -> None:
     for column, value in plain[0].items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         table.add_column(str(column).replace("_", " "), justify="right" if number else "left", overflow="fold")
-    for row in plain:
-        table.add_row(*(_cell(value) for value in row.values()))
+    for place, row in enumerate(plain):
+        table.add_row(*(_cell(value) for value in row.values()), style="bold" if place == bold else None)
     console.print(table)
 
 
@@ -104,9 +108,24 @@ def _cell(value: Any) -> str:
 
 
 def show_comparison(comparison: results.Comparison) -> None:
-    """The table of a comparison: accuracies in percent, gains in points, spreads over seeds."""
-    show_rows(results.printable(comparison))
+    """How good the models are, then who beats whom; a method stands out if all others are shown to be worse."""
+    leaders = comparison.leaders
+    first = list(comparison.methods).index(leaders[0]) if len(leaders) == 1 else None
+    show_rows(results.printable(comparison), bold=first)
+    show_rows(results.standings(comparison), bold=first)
+    if comparison.added:
+        say("* not asked for: every comparison has it")
 
 
 def show_runs(runs: Sequence[results.Run]) -> None:
-    show_rows([results.as_row(results.summarise(run)) for run in runs])
+    """One run in full: whose models do how well, and accuracy against bytes; several by a line each."""
+    summaries = [results.summarise(run) for run in runs]
+    if len(runs) > 1:
+        show_rows(results.side_by_side(summaries))
+        return
+    (one,) = summaries
+    took = "unfinished" if one.seconds is None else f"{one.seconds:,.1f} seconds"
+    say(f"{results.title(one.method)}, seed {one.seed}: {one.rounds} rounds, {took}, {one.folder}")
+    show_rows(results.models(one))
+    say("headline: best on validation data; best on test: known only in hindsight")
+    show_rows(results.chosen(results.course(runs[0])))

@@ -10,6 +10,10 @@ class InputError(ValueError):
     """Something was given that cannot be used; the message names it, what is allowed and what to do."""
 
 
+class Lost(LookupError):
+    """A client no longer has what it kept; it must be met anew."""
+
+
 def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)

@@ -7,24 +7,27 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from fedlag import algorithms, check
+from fedlag import algorithms, check, store
 from fedlag.algorithm import Algorithm, Training
 from fedlag.config import KINDS, Table, class_of, make_dataclass, make_kind, table
 from fedlag.data.settings import Data
 from fedlag.errors import InputError, unknown
+from fedlag.federation.choice import NAMES as FEDERATIONS
 from fedlag.lag import LAG
 from fedlag.nets import choose
 from fedlag.official import Official
 from fedlag.optim import Optimizer
-from fedlag.personal import Named, Nothing, Rule, Union, WarmStart
+from fedlag.personal import Named, Nothing, RandomLayers, Rule, Union, WarmStart
 from fedlag.run import Sampling
 from fedlag.sinks import Log
+
+RUNGS = ("local", "fedavg", "fedavg-ft")  # what every method has to beat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +47,14 @@ class Architecture:
 class Comparison:
     """The `[compare]` table: which methods stand side by side, over how many seeds.
 
-    A method is a name, or a table with `name`, an optional `label`, its own settings and `personal`; "all" is every
-    registered one at its defaults.
+    A method is a name, or a table with `name`, its own settings, and what it has for itself of `label`, `personal`,
+    `training` and `trials`; "all" is every registered one at its defaults. What every comparison needs, see `controls`,
+    comes of itself.
     """
 
     methods: tuple[Any, ...] | str = ("local", "fedavg", "fedavg-ft", "fedper", "warmstart", "fedlag")
     lag: Mapping[str, Any] | None = None  # settings of LAG, with which every method that can take it stands once more
-    seeds: int = 3
+    seeds: int = 5
     redraw: bool = True  # every seed also draws its own partition
 
     def __post_init__(self) -> None:
@@ -78,9 +82,12 @@ class Experiment:
     algorithm: Algorithm
     method: str  # the registered name of the algorithm
     label: str = ""
+    trials: int = 0  # runs made to choose these settings on validation data
     seed: int = 0  # of initial weights, sampling and shuffles; the partition has its own, data.seed
     rounds: int = 100
     evaluate_every: int = 1
+    federation: str = "auto"  # how clients are trained on this machine
+    store: str = "auto"  # where clients are kept between rounds: "memory", "disk", or by how much they keep; same bits
     data: Data = field(default_factory=Data)
     model: Architecture = field(default_factory=Architecture)
     training: Training = field(default_factory=Training)
@@ -89,8 +96,11 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check.count("seed", self.seed)
+        check.count("trials", self.trials)
         check.count("rounds", self.rounds, least=1)
         check.count("evaluate_every", self.evaluate_every, least=1)
+        check.one_of("federation", self.federation, FEDERATIONS)
+        check.one_of("store", self.store, store.WHERE)
 
     @property
     def title(self) -> str:
@@ -98,8 +108,8 @@ class Experiment:
 
     @property
     def hash(self) -> str:
-        """Names the run: equal settings, equal hash, wherever the data lie and whatever the run is called."""
-        settings = {key: value for key, value in self.table().items() if key not in ("label", "log")}
+        """Names the run: equal settings, equal hash, wherever the data lie and whatever is said of the run."""
+        settings = {key: value for key, value in self.table().items() if key not in ("label", "trials", "store", "log")}
         settings["data"] = {key: value for key, value in settings["data"].items() if key != "root"}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -140,8 +150,8 @@ def load(source: Path | str | Mapping[str, Any], *overrides: str) -> Experiment:
 
 
 def experiment(given: Mapping[str, Any]) -> Experiment:
-    """Build and check an experiment from a table; its `compare` table is left to `variants`."""
-    rest = {key: value for key, value in given.items() if key != "compare"}
+    """Build and check an experiment from a table; `compare` and `tune` in it are left to others."""
+    rest = {key: value for key, value in given.items() if key not in ("compare", "tune")}
     method = _named(rest.pop("algorithm", "fedavg"), "algorithm")
     name = method.pop("name", "fedavg")
     factory = algorithms.find(name)
@@ -154,25 +164,59 @@ def experiment(given: Mapping[str, Any]) -> Experiment:
 
 
 def variants(base: Mapping[str, Any]) -> list[Experiment]:
-    """One experiment for every method and seed of the `compare` table; all share data, model and training."""
-    comparison = make_dataclass(Comparison, base.get("compare", {}), "compare")
+    """One experiment for every method and seed of the `compare` table; all share data, model, sampling and training.
+
+    Controls nobody asked for come last.
+    """
+    comparison = make_comparison(base)
     experiment(base)  # refuses what no method below would meet
-    made = []
-    for method in comparison.entries():
-        label, personal = method.pop("label", ""), method.pop("personal", None)
-        rule = algorithms.find(method.get("name", "fedavg"))().personal
-        for seed in range(comparison.seeds):
-            one = experiment(
-                {
-                    **base,
-                    "algorithm": method,
-                    "label": label,
-                    "personal": understood(rule, base.get("personal", {})) if personal is None else personal,
-                }
-            )
-            data = dataclasses.replace(one.data, seed=one.data.seed + seed) if comparison.redraw else one.data
-            made.append(dataclasses.replace(one, seed=one.seed + seed, data=data))
-    return made
+    return [one for entry in [*comparison.entries(), *controls(base)] for one in over_seeds(base, entry, comparison)]
+
+
+def controls(base: Mapping[str, Any]) -> list[Table]:
+    """What a comparison lacks: training alone, FedAvg, fine-tuned FedAvg; beside LAG also the warm start that the
+    published code computes, and layers drawn by lot, as many as LAG's and from the same round on.
+    """
+    comparison = make_comparison(base)
+    asked = [over_seeds(base, entry, replace(comparison, seeds=1))[0] for entry in comparison.entries()]
+    needed: list[Table] = [{"name": name} for name in RUNGS]
+    lag = next((rule for one in asked for rule in flat(one.algorithm.personal) if isinstance(rule, LAG)), None)
+    if lag:
+        needed += [
+            {"name": "warmstart", "personal": {"warmup": lag.warmup}},
+            {"name": "random-layers", "personal": {"warmup": lag.warmup, "k": lag.k}},
+        ]
+    there = {one.title for one in asked}
+    return [entry for entry in needed if entry["name"] not in there]
+
+
+def make_comparison(base: Mapping[str, Any]) -> Comparison:
+    return make_dataclass(Comparison, base.get("compare", {}), "compare")  # type: ignore[no-any-return]
+
+
+def over_seeds(base: Mapping[str, Any], entry: Table, comparison: Comparison) -> list[Experiment]:
+    """A method of the comparison, once for each seed."""
+    method = dict(entry)
+    own: Table = {key: method.pop(key) for key in ("label", "trials", "personal", "training") if key in method}
+    rule = algorithms.find(method.get("name", "fedavg"))().personal
+    shared = {"personal": understood(rule, base.get("personal", {}))}
+    training = {**base.get("training", {}), **own.pop("training", {})}
+    one = experiment({**base, **shared, **own, "algorithm": method, "training": training})
+    return [reseeded(one, seed, comparison.redraw) for seed in range(comparison.seeds)]
+
+
+def reseeded(one: Experiment, by: int, redraw: bool = True) -> Experiment:
+    """The same with other weights, shuffles, cohorts and lots, and with another partition if `redraw`."""
+    data = replace(one.data, seed=one.data.seed + by) if redraw else one.data
+    algorithm = replace(one.algorithm, personal=_redrawn(one.algorithm.personal, by))
+    return replace(one, seed=one.seed + by, data=data, algorithm=algorithm)
+
+
+def _redrawn(rule: Rule, seed: int) -> Rule:
+    """The same rule; what it draws by lot it draws anew for every seed."""
+    if isinstance(rule, Union):
+        return Union(_redrawn(rule.left, seed), _redrawn(rule.right, seed))
+    return replace(rule, seed=rule.seed + seed) if isinstance(rule, RandomLayers) else rule
 
 
 def flat(rule: Rule) -> list[Rule]:
@@ -214,7 +258,8 @@ def can_take_lag(name: str) -> bool:
     """Whether the method averages something and leaves it to another rule what of it stays personal."""
     algorithm = algorithms.find(name)()
     decided = any(
-        isinstance(rule, LAG | Official | WarmStart) or rule == Named("*") for rule in flat(algorithm.personal)
+        isinstance(rule, LAG | Official | RandomLayers | WarmStart) or rule == Named("*")
+        for rule in flat(algorithm.personal)
     )
     return bool(algorithm.averages) and not algorithm.pooled and not decided
 

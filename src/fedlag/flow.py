@@ -39,6 +39,7 @@ class Letter(NamedTuple):
 
     birth: Params  # the server's copy of personal names of which this client has no valid copy of its own
     extra: Tree
+    met: int = -1  # the round whose end the client goes on from: its last that the server took; -1 before the first
 
 
 class Reply(NamedTuple):

@@ -17,6 +17,11 @@ import torch
 
 SETTING = "FEDLAG_PRODUCTS"  # "stock" in the environment leaves all products to PyTorch's own choice
 EXACT = 1e-5  # relative error that is still float32's; bfloat16 has 3e-3
+SHAPES = (  # (rows, inner, columns) of products as they come up: analysis, layers forward, their gradients
+    *((20, 4096, 20), (200, 4096, 200)),
+    *((1, 784, 100), (10, 1024, 512), (32, 1024, 512), (100, 512, 10), (1000, 784, 200)),
+    *((512, 10, 1024), (512, 32, 1024), (10, 10, 512), (10, 512, 1024), (32, 512, 1024)),
+)
 
 _switch = RLock()  # the choice is one for the whole process
 
@@ -31,14 +36,20 @@ def fast_products() -> Iterator[None]:
         yield
 
 
+def prefer_fast_products() -> None:
+    """The same for all of this process from now on; whoever trains calls this, so that every federation agrees."""
+    if os.environ.get(SETTING) != "stock" and exact():
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
+
+
 @cache
 def exact() -> bool:
     """Whether products by way of oneDNN are float32's, as tried out on this machine once."""
     if not hasattr(torch.backends.mkldnn, "matmul"):  # an older PyTorch
         return False
     generator = torch.Generator().manual_seed(0)
-    for clients in (20, 200):
-        a, b = torch.randn(2, clients, 4096, generator=generator)
+    for rows, inner, columns in SHAPES:
+        a, b = torch.randn(rows, inner, generator=generator), torch.randn(columns, inner, generator=generator)
         with _allowed():
             product = a @ b.T
         truth = a.double() @ b.double().T

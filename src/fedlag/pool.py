@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -13,6 +12,7 @@ from typing import Any
 
 from fedlag.execution import Event, execute
 from fedlag.experiment import Experiment
+from fedlag.federation.workers import cores
 
 Watch = Callable[[Experiment, Event], None]
 
@@ -20,23 +20,26 @@ GLANCE = 0.2  # seconds between looks at the running experiments
 
 
 def ignore(experiment: Experiment, event: Event) -> None:
-    """Watches nothing."""
+    """Nobody watches."""
 
 
-def run_all(work: Sequence[tuple[Experiment, Path]], workers: int | None = None, watch: Watch = ignore) -> None:
+def execute_all(work: Sequence[tuple[Experiment, Path]], workers: int | None = None, watch: Watch = ignore) -> None:
     """Run each experiment that isn't finished yet into its folder, on every core unless `workers` says otherwise.
 
-    In fresh processes of one thread each; what they write to events.jsonl is passed to `watch` as it comes.
+    In fresh processes; what they write to events.jsonl is passed to `watch` as it comes.
     """
-    workers = workers or os.cpu_count() or 1
-    if workers == 1 or len(work) == 1:
+    processes = min(workers or cores(), len(work))
+    each = max(1, cores() // max(processes, 1))
+    if processes <= 1:
         for experiment, place in work:
-            execute(experiment, place, lambda event, one=experiment: watch(one, event))  # type: ignore[misc]
+            execute(experiment, place, lambda event, one=experiment: watch(one, event), each)  # type: ignore[misc]
         return
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(min(workers, len(work)), mp_context=context) as pool:
-        waiting = {pool.submit(execute, experiment, place): (experiment, place) for experiment, place in work}
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        waiting = {
+            pool.submit(execute, experiment, place, workers=each): (experiment, place) for experiment, place in work
+        }
         read = dict.fromkeys((place for _, place in work), 0)
         try:
             while waiting:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlag import tree
+from fedlag.errors import Lost
 from fedlag.flow import Message, Replies, Reply, Scores
 from fedlag.round import Task, told
 from fedlag.tree import Params, Tree
@@ -21,7 +22,8 @@ class Gathered(NamedTuple):
     replies: Replies | None  # None when nobody's reply could be used
     dropped: dict[int, str]  # client -> why its reply was not used
     scores: dict[int, Scores]  # of each participant's model right after training
-    sent: dict[str, int]  # bytes of these replies by parameter name, see `weigh`
+    sent: dict[int, Counter[str]]  # client -> bytes of its reply by parameter name, see `weigh`
+    lost: frozenset[int] = frozenset()  # clients that no longer have what they kept
 
 
 def weigh(params: Params, extra: Tree = None) -> Counter[str]:
@@ -34,19 +36,28 @@ def gather(
 ) -> Gathered:
     """Stack the replies of a round in the order of the cohort, leaving out every one that cannot be used.
 
-    `answers` gives (client, Reply) in any order, or (client, exception) for a client that failed.
+    `answers` gives (client, Reply) in any order, or (client, exception) for a client that failed. Updates are put in
+    their place as they come, so that they never lie in memory twice.
     """
-    asked = frozenset(cohort)
+    place = {client: row for row, client in enumerate(cohort)}
+    updates = Rows(len(cohort), tree.select(params, told(task, message)))
+    trained = Rows(len(cohort), tree.select(params, message.watched))
     taken: dict[int, Reply] = {}
     dropped: dict[int, str] = {}
+    lost = set[int]()
     for client, answer in answers:
-        if client not in asked or client in taken or client in dropped:
+        if client not in place or client in taken or client in dropped:
             continue  # a second answer, or one nobody asked for, changes nothing
+        if isinstance(answer, Lost):
+            lost.add(client)
         problem = _problem(task, message, params, answer)
         if problem:
             dropped[client] = problem
         else:
-            taken[client] = answer
+            row = place[client]
+            taken[client] = answer._replace(
+                update=updates.put(row, answer.update), trained=trained.put(row, answer.trained)
+            )
     forms = {client: _form((taken[client].witness, taken[client].extra)) for client in cohort if client in taken}
     usual = Counter(forms.values()).most_common(1)
     order = [client for client, form in forms.items() if form == usual[0][0]]
@@ -54,11 +65,45 @@ def gather(
     dropped |= dict.fromkeys(odd, "what it adds to its update has another form than what most clients add")
     dropped |= {client: "it did not answer" for client in cohort if client not in forms and client not in dropped}
     scores = {client: taken[client].scores for client in order}
-    sent = Counter[str]()
-    for client in order:
-        reply = taken[client]
-        sent += weigh(reply.update, reply.extra) + weigh(reply.trained) + weigh(reply.witness)
-    return Gathered(_stack(message.round, order, taken) if order else None, dropped, scores, sent)
+    sent = {client: _weigh(taken[client]) for client in order}
+    if not order:
+        return Gathered(None, dropped, scores, sent, frozenset(lost))
+    rows = [place[client] for client in order]
+    replies = Replies(
+        round=message.round,
+        ids=tuple(order),
+        update=updates.only(rows),
+        trained=trained.only(rows),
+        witness=tree.stack([taken[client].witness for client in order]),
+        extra=tree.stack([taken[client].extra for client in order]),
+        examples=torch.tensor([taken[client].examples for client in order]),
+        steps=torch.tensor([taken[client].steps for client in order]),
+    )
+    return Gathered(replies, dropped, scores, sent, frozenset(lost))
+
+
+class Rows:
+    """Room for tensors of many clients, (clients, *shape) by name."""
+
+    def __init__(self, clients: int, like: Params) -> None:
+        self._held = {name: value.new_empty(clients, *value.shape) for name, value in like.items()}
+
+    @torch.no_grad()
+    def put(self, row: int, values: Params) -> Params:
+        """Copy one client's tensors to its row; returns them as they lie there."""
+        return {name: held[row].copy_(values[name]) for name, held in self._held.items()}
+
+    def only(self, rows: Sequence[int]) -> Params:
+        """These rows, which must ascend, and no others; they close ranks within the room there is."""
+        for place, row in enumerate(rows):
+            if place < row:
+                for held in self._held.values():
+                    held[place] = held[row]
+        return {name: held[: len(rows)] for name, held in self._held.items()}
+
+
+def _weigh(reply: Reply) -> Counter[str]:
+    return weigh(reply.update, reply.extra) + weigh(reply.trained) + weigh(reply.witness)
 
 
 def _problem(task: Task, message: Message, params: Params, answer: Any) -> str:
@@ -92,18 +137,3 @@ def _form(value: Any) -> Any:
     if isinstance(value, tuple):
         return type(value), tuple(map(_form, value))
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _stack(round: int, order: Sequence[int], replies: dict[int, Reply]) -> Replies:
-    chosen = [replies[client] for client in order]
-
-    return Replies(
-        round=round,
-        ids=tuple(order),
-        update=tree.stack([reply.update for reply in chosen]),
-        trained=tree.stack([reply.trained for reply in chosen]),
-        witness=tree.stack([reply.witness for reply in chosen]),
-        extra=tree.stack([reply.extra for reply in chosen]),
-        examples=torch.tensor([reply.examples for reply in chosen]),
-        steps=torch.tensor([reply.steps for reply in chosen]),
-    )

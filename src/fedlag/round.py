@@ -17,13 +17,16 @@ from fedlag.divergence import Conflict
 from fedlag.errors import InputError
 from fedlag.fit import Fit, fit, gradient, not_ready
 from fedlag.flow import Batch, Client, Letter, Local, Message, Replies, Reply, Score, Scores, Server, Work
+from fedlag.kernels import prefer_fast_products
 from fedlag.layers import Anatomy
+from fedlag.memory import keep_what_is_freed
 from fedlag.net import Model
 from fedlag.personal import Nothing
 from fedlag.randomness import seeded
 from fedlag.tree import Params
 
 STAGES = ("personal", "global")  # a client's own model after the broadcast; the server's copy of everything
+TRAINED = ("personal-trained", "global-trained")  # the same after local training
 EVALUATION_BATCH = 1000
 
 
@@ -46,6 +49,8 @@ class Task:
 
 def begin(algorithm: Algorithm, model: Model, training: Training, clients: int, seed: int) -> tuple[Task, Server]:
     """The task, and the server before the first round."""
+    prefer_fast_products()
+    keep_what_is_freed()
     params = model.init()
     extension = algorithm.extend(model, params, seed)
     trained = (*model.parameter_names, *extension.trained)
@@ -93,9 +98,10 @@ def broadcast(task: Task, server: Server) -> Message:
 def address(task: Task, server: Server, client: int) -> Letter:
     """What only this participant is sent, with a copy of personal layers if it can't have a valid one."""
     personal = task.algorithm.personal.personal(server.rule)
-    missing = _void(personal, server.since, server.met.get(client, -1))
+    met = server.met.get(client, -1)
+    missing = _void(personal, server.since, met)
     extra = tree.without(task.algorithm.letter(server, client), personal)
-    return Letter(birth=tree.select(server.params, missing), extra=extra)
+    return Letter(birth=tree.select(server.params, missing), extra=extra, met=met)
 
 
 # On the client
@@ -163,11 +169,17 @@ def told(task: Task, message: Message) -> frozenset[str]:
 def client_evaluate(
     task: Task, message: Message, letter: Letter, client: Client, work: Work, stage: str = "personal"
 ) -> Scores:
-    """How a client's own model does on its own held-out examples; or, for stage "global", the server's copy."""
+    """How a client does on its own held-out examples: with its own model or the server's copy, as it is or trained."""
+    known = Client() if stage.startswith("global") else client
+    if stage in TRAINED:
+        with own_randomness(task, work, "train"):
+            local, params = client_begins(task, message, letter, known, work)
+            return score(
+                task, local, local.fit(params, task.algorithm.phases(task.training.length), purpose="train")[0]
+            )
+    local = settle(task, message, letter, known, work)
     if stage == "global":
-        local = settle(task, message, letter, Client(), work)
         return score(task, local, local.start)
-    local = settle(task, message, letter, client, work)
     with own_randomness(task, work, "tune"):
         return score(task, local, task.algorithm.personalize(local))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from fedlag import check
 from fedlag.federation import Federation
 from fedlag.flow import Letter, Message, Scores, Server
 from fedlag.replies import gather
-from fedlag.round import STAGES, Step, Task, address, broadcast, server_round
+from fedlag.round import STAGES, TRAINED, Step, Task, address, broadcast, server_round
 
 NEWCOMER = -1  # a client nobody has met: it is sent the server's copy of everything
 
@@ -42,7 +43,7 @@ class Round(NamedTuple):
     dropped: dict[int, str]  # participant -> why its reply was not used
     trained: dict[int, Scores]  # participants' models right after training
     step: Step | None  # None when no reply could be used: the server stands as it was
-    sent: dict[str, int]  # bytes of the replies that were used, by parameter name; "extra" is what the algorithm adds
+    sent: dict[int, Counter[str]]  # whose reply was used -> bytes by parameter name; "extra" is what is added
 
 
 def rounds(
@@ -52,8 +53,12 @@ def rounds(
     sampling: Sampling,
     seed: int,
     scored: Callable[[int], Sequence[str]] = lambda round: (),
+    least: int = 1,
 ) -> Iterator[Round]:
-    """Endless rounds from where the server stands; `scored` says which parts trained models are scored on."""
+    """Endless rounds from where the server stands; `scored` says which parts trained models are scored on.
+
+    A round in which fewer than `least` replies can be used leaves the server as it was.
+    """
     while True:
         everyone = task.algorithm.opens_with_all and server.round == 0
         cohort = (Sampling() if everyone else sampling).cohort(task.clients, seed, server.round)
@@ -62,20 +67,26 @@ def rounds(
         gathered = gather(
             task, message, server.params, cohort, federation.train(message, letters, scored(server.round))
         )
-        if gathered.replies is None:
+        if gathered.replies is None or len(gathered.replies.ids) < least:
             after, step = server._replace(round=server.round + 1), None
         else:
             after, step = server_round(task, server, gathered.replies)
+        if gathered.lost:
+            after = after._replace(
+                met={client: met for client, met in after.met.items() if client not in gathered.lost}
+            )
         yield Round(server.round, after, message, letters, gathered.dropped, gathered.scores, step, gathered.sent)
         server = after
 
 
 def evaluate(task: Task, server: Server, federation: Federation, stage: str = "personal") -> dict[int, Scores]:
-    """Score every client, participants or not. Stages: its own model after the broadcast, or the server's copy."""
-    check.one_of("stage", stage, STAGES)
+    """Score every client, participants or not, with its own model after the broadcast or with the server's copy of
+    everything; and either as it is or after local training, which leaves no trace. Stages as in `round`.
+    """
+    check.one_of("stage", stage, STAGES + TRAINED)
     server = server._replace(params=task.algorithm.deployed(server))
     message = broadcast(task, server)
-    if stage == "global":
+    if stage.startswith("global"):
         letters = dict.fromkeys(range(task.clients), address(task, server, NEWCOMER))
     else:
         letters = {client: address(task, server, client) for client in range(task.clients)}

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedlag import check, store
+from fedlag import check, gather
 from fedlag.config import Table
 from fedlag.errors import InputError
-from fedlag.experiment import Experiment, change, variants
-from fedlag.pool import Watch, ignore, run_all
+from fedlag.experiment import Comparison, Experiment, change, over_seeds, variants
+from fedlag.pool import Watch, execute_all, ignore
 
 SHOWN = ("accuracy", "worst_tenth", "last")
 SEEDS = "seeds"  # the one key that is no setting: how many seeds each combination is run with
@@ -33,7 +33,7 @@ def experiments(base: Mapping[str, Any], *words: str) -> list[Experiment]:
         settings = dict(base)
         for key, value in zip(values, combination, strict=True):
             settings = change(settings, key, value)
-        found |= {one.hash: one for one in variants({**settings, "compare": _methods(settings) | {"seeds": seeds}})}
+        found |= {one.hash: one for one in _over_seeds(settings, seeds)}
     return list(found.values())
 
 
@@ -43,15 +43,15 @@ def sweep(found: Sequence[Experiment], folder: Path, workers: int | None = None,
     The store also holds what earlier sweeps left in the same folder, and is up to date after an interruption.
     """
     try:
-        run_all([(one, folder / one.folder) for one in found], workers, watch)
+        execute_all([(one, folder / one.folder) for one in found], workers, watch)
     finally:
-        results = store.gather(folder)
+        results = gather.gather(folder)
     return results
 
 
 def rows(results: Path, found: Sequence[Experiment], words: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each method and combination of the swept settings: accuracy in percent over seeds."""
-    table = store.read(results)
+    table = gather.read(results)
     runs = {row["run"]: row for row in table.to_pylist()}
     swept = [key for key, values in map(_values, words) if key != SEEDS and len(values) > 1]
     shown = [key for key in swept if key in table.column_names and key not in ("algorithm", "seed")]
@@ -67,13 +67,13 @@ def rows(results: Path, found: Sequence[Experiment], words: Sequence[str]) -> li
     ]
 
 
-def _methods(settings: Table) -> Table:
-    """The `compare` table, or one of the experiment's own algorithm with its own rule."""
+def _over_seeds(settings: Table, seeds: int) -> list[Experiment]:
+    """The methods of the `compare` table, or the experiment's own algorithm with its own rule."""
     if "compare" in settings:
-        return dict(settings["compare"])
+        return variants({**settings, "compare": {**settings["compare"], "seeds": seeds}})
     algorithm = settings.get("algorithm", "fedavg")
     own = {"name": algorithm} if isinstance(algorithm, str) else {"name": "fedavg", **algorithm}
-    return {"methods": [{**own, "personal": settings.get("personal", {})}]}
+    return over_seeds(settings, {**own, "personal": settings.get("personal", {})}, Comparison(seeds=seeds))
 
 
 def _values(word: str) -> tuple[str, list[Any]]:

@@ -31,7 +31,10 @@ SCHEMAS = {
             ("round", pa.int32()),
             ("client", pa.int32()),
             ("part", pa.string()),  # "validation", "test"
-            ("stage", pa.string()),  # "personal": after the broadcast; "trained"; "global": the server's copy
+            # "personal": every client's own model after the broadcast; "global": the server's copy of everything;
+            # "trained": participants right after training, before averaging. After the last round also
+            # "personal-trained" and "global-trained": what one more local training makes of them
+            ("stage", pa.string()),
             ("metric", pa.string()),  # "accuracy", "loss", "examples"
             ("value", pa.float64()),
         ]
@@ -52,9 +55,9 @@ SCHEMAS = {
         [
             ("round", pa.int32()),
             ("direction", pa.string()),  # "down": from the server; "up": to it
+            ("client", pa.int32()),  # for "up" only those whose reply was used
             ("layer", pa.string()),  # a parameter's name up to its last dot; "extra" is what the algorithm adds
-            ("bytes", pa.int64()),  # of tensors, all participants together
-            ("clients", pa.int32()),  # participants, for "up" those whose reply was used
+            ("bytes", pa.int64()),  # of tensors
         ]
     ),
     "dropped": pa.schema([("round", pa.int32()), ("client", pa.int32()), ("reason", pa.string())]),
@@ -126,17 +129,14 @@ class Tables:
 
         Evaluating a model that clients would not otherwise be sent is not counted.
         """
-        message, letters = done.message, done.letters
-        down = Counter({name: size * len(letters) for name, size in weigh(message.shared, message.extra).items()})
-        for letter in letters.values():
-            down += weigh(letter.birth, letter.extra)
-        for direction, sent, clients in (
-            ("down", down, len(letters)),
-            ("up", done.sent, len(letters) - len(done.dropped)),
-        ):
-            self._rows["bytes"] += [
-                (done.server.round, direction, layer, size, clients) for layer, size in _by_layer(sent).items()
-            ]
+        everybody = weigh(done.message.shared, done.message.extra)
+        down = {client: everybody + weigh(letter.birth, letter.extra) for client, letter in done.letters.items()}
+        self._rows["bytes"] += [
+            (done.server.round, direction, client, layer, size)
+            for direction, sent in (("down", down), ("up", done.sent))
+            for client, names in sent.items()
+            for layer, size in _by_layer(names).items()
+        ]
 
     def add_dropped(self, round: int, dropped: Mapping[int, str]) -> None:
         """Participants whose reply was not used, and why."""

@@ -97,6 +97,11 @@ def identical(clients: int = 4, count: int = 10) -> Source:
     return lambda client, part: one(0, part)
 
 
+def double(source: Source) -> Source:
+    """The same examples in float64."""
+    return lambda client, part: Batch(source(client, part).x.double(), source(client, part).y)
+
+
 # Methods
 
 
@@ -308,6 +313,22 @@ def same(a: Any, b: Any) -> bool:
 
 def close(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = 1e-6) -> bool:
     return a.keys() == b.keys() and all(torch.allclose(a[name], b[name], rtol=0, atol=tolerance) for name in a)
+
+
+def assert_equal(a: Any, b: Any, tolerance: float) -> None:
+    """Whether two trees are equal beyond rounding."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key, value in a.items():
+            assert_equal(value, b[key], tolerance)
+    elif isinstance(a, tuple | list):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_equal(one, other, tolerance)
+    elif isinstance(a, Tensor | float):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    else:
+        assert a == b
 
 
 snapshot = copy.deepcopy

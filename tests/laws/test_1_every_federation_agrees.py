@@ -5,17 +5,16 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from fedlag.federation.batched import Batched
 from fedlag.federation.sequential import Sequential
 from fedlag.federation.threaded import Threaded
-from fedlag.flow import Batch
-from fedlag.tree import leaves
+from fedlag.federation.vectorized import Vectorized
 from laws.federations import (
     Wrapped,
+    assert_equal,
     conv,
+    double,
     every_bare_method,
     every_method,
     mlp,
@@ -30,10 +29,13 @@ from laws.federations import (
 FEDERATIONS: dict[str, Callable[..., Any]] = {
     "sequential": Sequential,
     "threaded": partial(Threaded, workers=3),
-    "batched": Batched,  # which lets clients of a convolutional network take turns
+    "batched": Batched,  # which takes no convolutional network
+}
+AT_ONCE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # the same sums in another order
+    "batched": (Batched, mlp),
+    "vectorized": (Vectorized, conv),
 }
 NETS = {"which draws": noisy, "which draws nothing": conv}
-AT_ONCE: dict[str, Callable[..., Any]] = {"batched": Batched}  # other sums in another order: equal beyond rounding
 
 
 class Backwards(Wrapped):
@@ -57,32 +59,11 @@ def test_a_federation_gives_the_same_bits_as_clients_one_by_one(algorithm, feder
     assert_same_bits(run(algorithm, federation=federation, net=net), ordinary(algorithm, net=net))
 
 
-def double_mlp():
-    return mlp().double()
-
-
-def double_ragged():
-    source = ragged()
-    return lambda client, part: Batch(source(client, part).x.double(), source(client, part).y)
-
-
-def numbers(tree):
-    """All tensors and floats, in order."""
-    return [torch.as_tensor(x, dtype=torch.float64) for x in leaves(tree) if isinstance(x, Tensor | float)]
-
-
-def assert_equal(a, b, tolerance):
-    a, b = numbers(a), numbers(b)
-    assert len(a) == len(b)
-    for x, y in zip(a, b, strict=True):
-        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("federation", AT_ONCE.values(), ids=AT_ONCE)
+@pytest.mark.parametrize(("federation", "net"), AT_ONCE.values(), ids=AT_ONCE)
 @every_method
-def test_many_clients_at_once_end_where_one_by_one_they_end(algorithm, federation):
+def test_many_clients_at_once_end_where_one_by_one_they_end(algorithm, federation, net):
     """Whole rounds in float64: model, what clients keep, what everybody scores."""
-    setup = {"net": double_mlp, "source": double_ragged()}
+    setup = {"net": lambda: net().double(), "source": double(ragged())}
     done, reference = run(algorithm, federation=federation, **setup), run(algorithm, **setup)
     assert_equal([one.server for one in done.rounds], [one.server for one in reference.rounds], 1e-10)
     assert_equal(done.federation.clients(), reference.federation.clients(), 1e-10)

@@ -35,7 +35,7 @@ from fedlag.errors import unknown
 from fedlag.lag import LAG
 from fedlag.official import Official
 from fedlag.optim import SGD, Adagrad, Adam, Yogi
-from fedlag.personal import BatchNorms, Named, WarmStart
+from fedlag.personal import BatchNorms, Named, RandomLayers, WarmStart
 
 REGISTRY: dict[str, Callable[..., Algorithm]] = {
     "fedavg": FedAvg,
@@ -45,6 +45,7 @@ REGISTRY: dict[str, Callable[..., Algorithm]] = {
     "lg-fedavg": partial(FedAvg, personal=Named("body.*")),
     "fedlag": partial(FedAvg, personal=LAG()),
     "fedlag-frozen": partial(FedAvg, personal=LAG(mode="frozen")),
+    "random-layers": partial(FedAvg, personal=RandomLayers()),
     "warmstart": partial(FedAvg, personal=WarmStart()),
     "fedlag-official": partial(FedAvg, personal=Official()),
     "centralised": Centralised,

@@ -88,6 +88,12 @@ def federate(data: Data) -> Federated:
     return Federated(dataset, partition(dataset, data))
 
 
+def held_by(dataset: Dataset, data: Data, client: int) -> Federated:
+    """One client's own data, divided into its parts; the others hold theirs elsewhere."""
+    _refuse_small([len(dataset)], data)
+    return Federated(dataset, (_divide(np.arange(len(dataset)), data, [data.seed, DIVISION, client]),))
+
+
 def partition(dataset: Dataset, data: Data) -> tuple[Parts, ...]:
     """Who holds which rows of `dataset`; `data.name` and `data.root` don't matter here."""
     pool = _pool(len(dataset), data)

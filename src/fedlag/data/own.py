@@ -25,15 +25,18 @@ def is_path(name: str) -> bool:
     return "/" in name or os.sep in name or name.endswith(".npz") or Path(name).exists()
 
 
-def from_arrays(x: ArrayLike, y: ArrayLike, name: str = "own", clients: ArrayLike | None = None) -> Dataset:
+def from_arrays(
+    x: ArrayLike, y: ArrayLike, name: str = "own", clients: ArrayLike | None = None, classes: int | None = None
+) -> Dataset:
     """A data set of your own arrays.
 
     x: (examples, features), (examples, height, width), (examples, channels, height, width) or (examples, height,
     width, 1 or 3). Bytes are taken for pixels 0..255 and shown to a network as -1..1, anything else as it is.
     Features become (examples, features, 1, 1), so every data set has the same four dimensions.
     y: (examples,) whole numbers 0..classes-1. clients: (examples,) whose each example is, as numbers or names.
+    classes: how many there are, where these are only a part of the data and some may be missing.
     """
-    labels, classes = _labels(np.asarray(y), name)
+    labels, classes = _labels(np.asarray(y), name, classes)
     pixels = _pixels(np.asarray(x), name)
     if len(pixels) != len(labels):
         raise InputError(f"{name}: x has {len(pixels):,} examples and y {len(labels):,} labels; they must agree.")
@@ -41,17 +44,20 @@ def from_arrays(x: ArrayLike, y: ArrayLike, name: str = "own", clients: ArrayLik
     return from_numpy(name, pixels, labels, classes, owners)
 
 
-def load(path: Path) -> Dataset:
-    """An .npz of x, y and possibly client, or a folder of images: class/image or client/class/image."""
+def load(path: Path, classes: int | None = None) -> Dataset:
+    """An .npz of x, y and possibly client, or a folder of images: class/image or client/class/image.
+
+    classes: of a part of the data, as in `from_arrays`.
+    """
     path = path.expanduser()
     if path.is_dir():
         return _folder(path)
     if path.is_file():
-        return _npz(path)
+        return _npz(path, classes)
     raise InputError(f"There is no file or folder {path}; data.name is a known data set or the path of your own.")
 
 
-def _npz(path: Path) -> Dataset:
+def _npz(path: Path, classes: int | None) -> Dataset:
     try:
         with npz(path) as file:
             arrays = {key: file[key] for key in ("x", "y", "client") if key in file}
@@ -62,7 +68,7 @@ def _npz(path: Path) -> Dataset:
         ) from error
     if not {"x", "y"} <= arrays.keys():
         raise InputError(f"{path} must hold the arrays x and y; it has {', '.join(arrays) or 'neither'}.")
-    return from_arrays(arrays["x"], arrays["y"], _name(path), arrays.get("client"))
+    return from_arrays(arrays["x"], arrays["y"], _name(path), arrays.get("client"), classes)
 
 
 def _name(path: Path) -> str:
@@ -70,11 +76,18 @@ def _name(path: Path) -> str:
     return f"own:{path.resolve().name}"
 
 
-def _labels(y: NDArray[Any], name: str) -> tuple[NDArray[np.int64], int]:
+def _labels(y: NDArray[Any], name: str, classes: int | None) -> tuple[NDArray[np.int64], int]:
     if y.ndim != 1 or y.dtype.kind not in "iub" or not y.size:
         raise InputError(f"{name}: y must be one whole number per example; it is {y.dtype} of shape {y.shape}.")
     labels = y.astype(np.int64)
     present = np.unique(labels)
+    if classes is not None:
+        if present[0] < 0 or present[-1] >= classes:
+            raise InputError(
+                f"{name}: y has labels from {present[0]} to {present[-1]}; with {classes} classes they are 0 to "
+                f"{classes - 1}."
+            )
+        return labels, classes
     if len(present) < 2:
         raise InputError(f"{name}: all labels are {present[0]}; at least 2 classes are needed.")
     if present[0] != 0 or present[-1] != len(present) - 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from fedlag.flow import Client, Letter, Message, Scores
@@ -22,5 +22,5 @@ class Federation(Protocol):
     def clients(self) -> dict[int, Client]:
         """What every client met so far keeps, for saving."""
 
-    def restore(self, clients: Mapping[int, Client]) -> None:
-        """Take up what was saved."""
+    def restore(self, clients: MutableMapping[int, Client]) -> None:
+        """Take up what was saved, and go on keeping clients there."""

@@ -40,6 +40,10 @@ class Dense(NamedTuple):
 
     layers: tuple[Layer, ...]
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(name for layer in self.layers for name in layer[:2] if name)
+
     def outputs(self, params: Mapping[str, Tensor], x: Tensor) -> list[Tensor]:
         """Of every layer, from stacked parameters and examples (clients, examples, inputs); the last are the scores."""
         values = []
@@ -68,7 +72,7 @@ class Dense(NamedTuple):
 
 
 def chain(model: Model) -> Dense | None:
-    """The model as a chain of fully connected layers, where it is one and all of it is trained."""
+    """The model as a chain of fully connected layers, where it is one."""
     layers: list[Layer] = []
     flat = False
     for name, module in [*_leaves("body", model.net.body), *_leaves("head", model.net.head)]:
@@ -81,9 +85,8 @@ def chain(model: Model) -> Dense | None:
             layers[-1] = layers[-1]._replace(activation=ACTIVATIONS[kind])
         elif kind is not nn.Identity:
             return None
-    names = [name for layer in layers for name in layer[:2] if name]
-    whole = sorted(names) == sorted((*model.parameter_names, *model.statistic_names))
-    return Dense(tuple(layers)) if layers and whole else None
+    made = Dense(tuple(layers))
+    return made if layers and made.names == {*model.parameter_names, *model.statistic_names} else None
 
 
 def _leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

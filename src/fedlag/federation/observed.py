@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from fedlag.federation import Federation
@@ -33,5 +33,5 @@ class Observed:
     def clients(self) -> dict[int, Client]:
         return self.inner.clients()
 
-    def restore(self, clients: Mapping[int, Client]) -> None:
+    def restore(self, clients: MutableMapping[int, Client]) -> None:
         self.inner.restore(clients)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ class Sequential:
         self.task = task
         self.source = source
         self.seed = seed
-        self._clients: dict[int, Client] = {}
+        self._clients: MutableMapping[int, Client] = {}
 
     def train(
         self, message: Message, letters: Mapping[int, Letter], scored: Sequence[str] = HELD_OUT
@@ -48,8 +48,8 @@ class Sequential:
     def clients(self) -> dict[int, Client]:
         return dict(self._clients)
 
-    def restore(self, clients: Mapping[int, Client]) -> None:
-        self._clients = dict(clients)
+    def restore(self, clients: MutableMapping[int, Client]) -> None:
+        self._clients = clients
 
     def _known(self, client: int) -> Client:
         return self._clients.get(client, Client())

@@ -13,8 +13,8 @@ from torch import nn
 from fedlag.aggregate import Mean
 from fedlag.algorithm import Training
 from fedlag.algorithms.fedavg import FedAvg
-from fedlag.data.federated import Federated
-from fedlag.execution import prepare
+from fedlag.birth import born
+from fedlag.data.federated import Federated, federate
 from fedlag.experiment import Experiment
 from fedlag.federation.sequential import one_thread
 from fedlag.federation.work import Source
@@ -49,8 +49,9 @@ def theory(experiment: Experiment, seed: int = 0, rounds: int = ROUNDS) -> Theor
     }
     for how, training in trained.items():
         one = dataclasses.replace(experiment, algorithm=ALGORITHM, training=training)
-        parts = prepare(one)
-        found = keep_or_average(parts.task, parts.server, _source(parts.federated), experiment.seed, rounds)
+        federated = federate(one.data)
+        task, server = born(one, federated.dataset.x.shape[1:], federated.dataset.classes, federated.clients)
+        found = keep_or_average(task, server, _source(federated), experiment.seed, rounds)
         kept[f"{experiment.data.name}, {how}"] = found
     return Theory(kept, convergence(bowls(seed)))
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from fedlag.net import Net
 from fedlag.nets import Plain, Residual
+from fedlag.tree import stands_for_many
 
 Modules = dict[str, nn.Module]
 
@@ -72,7 +73,7 @@ class ChannelsLast(nn.Module):
     """The same images in the memory layout in which convolutions and pooling are fastest."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.to(memory_format=torch.channels_last)
+        return x if stands_for_many(x) else x.to(memory_format=torch.channels_last)
 
 
 class Block(nn.Module):

@@ -6,6 +6,7 @@ from typing import Protocol, Self
 
 import torch
 
+from fedlag import tree
 from fedlag.tree import Params, Tree
 
 
@@ -27,6 +28,8 @@ def moved(params: Params, direction: Params, alpha: float) -> Params:
     """All of `params`, those named in `direction` by alpha * direction, in one call for all tensors."""
     if not direction:
         return dict(params)
+    if any(map(tree.stands_for_many, direction.values())):  # which has no calls for many tensors
+        return {**params, **tree.add({name: params[name] for name in direction}, direction, alpha=alpha)}
     values = torch._foreach_add([params[name] for name in direction], list(direction.values()), alpha=alpha)
     return {**params, **dict(zip(direction, values, strict=True))}
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedlag.execution import RUNS
 from fedlag.experiment import Experiment
 from fedlag.files import write_atomically, writing
-from fedlag.pool import Watch, ignore, run_all
+from fedlag.pool import Watch, execute_all, ignore
 from fedlag.reproduce import export, study
 from fedlag.reproduce.cells import Cells, read
 from fedlag.reproduce.page import page
@@ -35,7 +35,7 @@ def reproduce(
 
     work = {one.hash: one for one in experiments(plan)}
     places = {name: home / "runs" / name for name in work}
-    run_all([(one, places[name]) for name, one in work.items()], workers or plan.size.workers, watch)
+    execute_all([(one, places[name]) for name, one in work.items()], workers or plan.size.workers, watch)
     found = read(plan, places)
     folder = home / f"{plan.name}-{plan.scale}"
     with writing(folder):

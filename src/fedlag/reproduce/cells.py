@@ -94,10 +94,6 @@ def has_printed(made: Cells, column: str) -> bool:
     return any(cell.printed for (_, other), cell in made.items() if other == column)
 
 
-def title(row: str) -> str:
-    return results.TITLES.get(row, row)
-
-
 def plus_minus(value: Estimate | Printed, sign: str = " ± ") -> str:
     mean, sd = value
     return f"{mean:.2f}" + ("" if sd is None else f"{sign}{sd:.2f}")

@@ -7,7 +7,8 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 
-from fedlag.reproduce.cells import MEASURES, Cells, has_printed, plus_minus, shares, title
+from fedlag import results
+from fedlag.reproduce.cells import MEASURES, Cells, has_printed, plus_minus, shares
 from fedlag.reproduce.study import Plan
 
 
@@ -19,7 +20,7 @@ def latex(plan: Plan, cells: Cells) -> str:
         head.append(rf"\multicolumn{{{1 + printed}}}{{c}}{{{_escape(column)}}}")
         below += ["here", "paper"][: 1 + printed]
     for row in plan.rows:
-        texts = [_escape(title(row))]
+        texts = [_escape(results.title(row))]
         for column in plan.columns:
             cell = cells[row, column]
             texts.append(plus_minus(cell.ours, r" \pm "))

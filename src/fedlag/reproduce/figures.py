@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedlag import results
-from fedlag.reproduce.cells import MEASURES, Cell, Cells, accuracies, shares, title
+from fedlag.reproduce.cells import MEASURES, Cell, Cells, accuracies, shares
 from fedlag.reproduce.study import Plan
 from fedlag.toy.figure import GREY, INK, STYLE  # first: it says so where matplotlib is missing
 
@@ -50,7 +50,7 @@ def _curves(plan: Plan, cells: Cells) -> Figure:
         for row in plan.rows:
             rounds, values = zip(*map(accuracies, cells[row, column].runs), strict=True)
             mean, low, high = np.mean(values, axis=0), np.min(values, axis=0), np.max(values, axis=0)
-            axes.plot(rounds[0], mean, label=title(row), **style[row])
+            axes.plot(rounds[0], mean, label=results.title(row), **style[row])
             if len(values) > 1:
                 axes.fill_between(rounds[0], low, high, color=style[row]["color"], alpha=0.15, linewidth=0)
         axes.set_title(column)
@@ -73,7 +73,7 @@ def _dots(plan: Plan, cells: Cells) -> Figure:
         printed = [(cell.printed.mean, place) for cell, place in zip(own, places, strict=True) if cell.printed]
         if printed:
             axes.plot(*zip(*printed, strict=True), "D", markersize=4.5, color=INK, fillstyle="none", label="the paper")
-        axes.set_yticks(places, [title(row) for row in plan.rows])
+        axes.set_yticks(places, [results.title(row) for row in plan.rows])
         axes.set_title(column)
         axes.set_xlabel(f"{measure.title}, {measure.unit}, as the paper measures")
         if plan.study.measure == "seconds":

@@ -17,7 +17,6 @@ from fedlag.reproduce.cells import (
     has_printed,
     plus_minus,
     shares,
-    title,
 )
 from fedlag.reproduce.judge import Outcome, order, outcome
 from fedlag.reproduce.paper import numbers
@@ -61,7 +60,10 @@ def _section(plan: Plan, cells: Cells, column: str) -> list[str]:
     found = comparison(cells, column)
     unit = MEASURES[plan.study.measure].unit
     timed = plan.study.measure == "seconds"
-    columns = {"": [title(row) for row in own], f"here {unit}": [plus_minus(cell.ours) for cell in own.values()]}
+    columns = {
+        "": [results.title(row) for row in own],
+        f"here {unit}": [plus_minus(cell.ours) for cell in own.values()],
+    }
     if timed:
         columns["seconds here / FedAvg"] = [_ratio(cell, own) for cell in own.values()]
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from fedlag import algorithms, check
 from fedlag.config import Table, make_dataclass, make_kind
 from fedlag.errors import unknown
-from fedlag.experiment import Experiment, experiment, settings, understood
+from fedlag.experiment import Experiment, experiment, reseeded, settings, understood
 from fedlag.personal import Rule
 
 FOLDER = files("fedlag.reproduce") / "experiments"
@@ -147,7 +146,7 @@ def plan(
     }
     chosen_rows, chosen_columns = _choose("row", own, rows), _choose("column", made, columns)
     experiments = {
-        (row, column): _seeded(_cell(row, changes, shared.settings), shared.seeds)
+        (row, column): [reseeded(_cell(row, changes, shared.settings), seed) for seed in range(shared.seeds)]
         for column, shared in chosen_columns.items()
         for row, changes in chosen_rows.items()
     }
@@ -189,14 +188,6 @@ def _cell(row: str, changes: Mapping[str, Any], shared: Table) -> Experiment:
 def _method(given: Table) -> str:
     algorithm = given.get("algorithm", "fedavg")
     return str(algorithm if isinstance(algorithm, str) else algorithm.get("name", "fedavg"))
-
-
-def _seeded(one: Experiment, seeds: int) -> list[Experiment]:
-    """Every seed draws its own weights, shuffles and partition."""
-    return [
-        dataclasses.replace(one, seed=one.seed + seed, data=dataclasses.replace(one.data, seed=one.data.seed + seed))
-        for seed in range(seeds)
-    ]
 
 
 def _choose(kind: str, known: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:

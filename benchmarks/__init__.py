@@ -1,0 +1,1 @@
+"""Speed and memory beside other simulators, measured the same way for all: `python -m benchmarks`."""

@@ -1,0 +1,86 @@
+"""Which federation trains the clients on this machine: asked for by name, or chosen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fedlag.federation import Federation
+from fedlag.federation.batched import Batched, obstacle
+from fedlag.federation.sequential import Sequential, one_thread
+from fedlag.federation.threaded import Threaded
+from fedlag.federation.vectorized import Vectorized
+from fedlag.federation.work import Source
+from fedlag.federation.workers import cores
+from fedlag.fit import gradient
+from fedlag.flow import Batch
+from fedlag.randomness import draws
+from fedlag.round import Task
+
+Make = Callable[[Task, Source, int, int], Federation]
+
+FEDERATIONS: dict[str, Make] = {
+    "sequential": lambda task, source, seed, workers: Sequential(task, source, seed),
+    "threaded": Threaded,
+    "batched": Batched,
+    "vectorized": Vectorized,
+}
+NAMES = ("auto", *FEDERATIONS)
+
+LONG_STEP = 1e-3  # seconds; in shorter ones Python has so large a part that threads wait for each other
+
+
+class Choice(NamedTuple):
+    name: str
+    why: str
+    workers: int
+
+
+def choose(name: str, task: Task, source: Source, workers: int | None = None) -> Choice:
+    """The federation of this name; for "auto", the fastest for the task on so many cores (all unless given).
+
+    What is chosen depends on the machine only where the bits do not depend on what is chosen.
+    """
+    workers = workers or cores()
+    if name != "auto":
+        return Choice(name, "as asked", workers)
+    reason = obstacle(task)
+    if not reason:
+        return Choice("batched", "fully connected layers: many clients train as one batched matrix product", workers)
+    if workers == 1:
+        return Choice("sequential", "one core for one client after another", 1)
+    batch = first_batch(task, source)
+    if draws(task.model, batch.x[:2]):
+        return Choice("sequential", "the network draws random numbers, and there is one generator", 1)
+    seconds = step_seconds(task, batch)
+    if seconds < LONG_STEP:
+        return Choice("sequential", f"a step takes {seconds * 1000:.2g} ms, too short to share out", 1)
+    return Choice("threaded", f"a client on each of {workers} cores; a step takes {seconds * 1000:.2g} ms", workers)
+
+
+def make(choice: Choice, task: Task, source: Source, seed: int) -> Federation:
+    return FEDERATIONS[choice.name](task, source, seed, choice.workers)
+
+
+def first_batch(task: Task, source: Source) -> Batch:
+    """Of the first client that has examples."""
+    for client in range(task.clients):
+        x, y = source(client, "train")
+        if len(y):
+            return Batch(x[: task.training.batch], y[: task.training.batch])
+    raise LookupError("no client has training examples")
+
+
+def step_seconds(task: Task, batch: Batch) -> float:
+    """What one step of training the plain model takes on one core: the shortest of a few."""
+    model, params = task.model, task.model.init()
+    model.train(model.parameter_names)
+    grad = gradient(model.parameter_names, (), lambda p: model(p, batch.x).logsumexp(1).sum())
+    taken = []
+    with one_thread():
+        for _ in range(4):
+            began = time.perf_counter()
+            grad(params)
+            taken.append(time.perf_counter() - began)
+    return min(taken)
