@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types check benchmarks clean
+.PHONY: demo test lint types check benchmarks soak clean
 
 demo: $(READY)
 	@$(BIN)/fedlag compare
@@ -30,6 +30,10 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing fedlag and its pinned dependencies into $(VENV) (once, a minute or two) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	@touch $(READY)
+
+# Flower with random kills for 100 rounds, about an hour: see tests/flower/soak.py.
+soak: $(READY)
+	@PYTHONPATH=tests $(BIN)/python -m flower.soak --rounds $(or $(ROUNDS),100)
 
 clean:
 	rm -rf $(VENV)

@@ -30,7 +30,6 @@ ENGINES = {
     "ours-sequential": Engine("fedlag, sequential", "ours", {"federation": "sequential"}),
     "ours-threaded": Engine("fedlag, threaded", "ours", {"federation": "threaded"}),
     "ours-batched": Engine("fedlag, batched", "ours", {"federation": "batched"}),
-    "ours-vectorized": Engine("fedlag, vectorized", "ours", {"federation": "vectorized"}),
     "flower": Engine("Flower", "flower", peer="flower"),
     "pfl": Engine("pfl", "pfl", peer="pfl"),
     "pfl-1": Engine("pfl, 1 thread", "pfl", threads=1, peer="pfl"),

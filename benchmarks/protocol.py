@@ -28,6 +28,7 @@ class Outcome(NamedTuple):
 
     loss: float  # of the last global model on all clients' test images
     steps: float  # gradient steps in a round, as counted by the engine
+    note: str = ""  # what the engine chose by itself
 
 
 class Unavailable(Exception):

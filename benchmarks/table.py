@@ -81,8 +81,9 @@ def _row(case: Case, replicates: list[Result], baseline: list[float] | None, pea
     taken = seconds(replicates)
     images = case.workload.images / median(taken)
     foreign = max(one["foreign"] for one in replicates)
+    label, note = ENGINES[case.engine].label, replicates[0]["note"]
     return [
-        ENGINES[case.engine].label,
+        label if not note or note in label else f"{label} ({note})",
         spread(taken),
         _ratio(baseline, taken) if baseline else "",
         f"{images:,.0f}",

@@ -32,6 +32,7 @@ def work(task: dict[str, Any]) -> dict[str, Any]:
         "foreign": clock.foreign,
         "steps": outcome.steps,
         "loss": outcome.loss,
+        "note": outcome.note,
         "memory": own_peak(),
         "versions": dict(_versions()),
     }

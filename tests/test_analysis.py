@@ -63,6 +63,18 @@ def test_with_weights_before_updates_are_differences(write):
         assert torch.equal(block, torch.stack([end[name] - start[name] for end in ends]))
 
 
+@pytest.mark.parametrize("most", [1, 2, 5, 12, 30, 1000])
+def test_large_tensors_come_in_parts(write, monkeypatch, most):
+    monkeypatch.setattr(analysis, "PIECE", most)
+    clients = [model(seed) for seed in range(3)]
+    layer = analysis.read_updates(write(*clients), unit="tensor")["conv1.weight"]
+    blocks = list(layer)
+    assert all(block[0].numel() <= most for block in blocks)
+    joined = torch.cat([block.flatten(1) for block in blocks], dim=1)
+    assert torch.equal(joined, torch.stack([client["conv1.weight"].flatten() for client in clients]))
+    assert (len(blocks) == 1) == (most >= 48)
+
+
 def test_a_layer_can_be_read_again(write):
     layer = analysis.read_updates(write(model(0), model(1)))["temperature"]
     assert torch.equal(next(iter(layer)), next(iter(layer)))

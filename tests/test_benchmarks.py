@@ -46,6 +46,21 @@ def test_the_table_has_a_line_for_every_engine_measured(measured):
     assert "1.00 (1.00–1.00)" in rows[0]
 
 
+def test_a_round_beside_a_busy_core_is_compared_with_a_quiet_one():
+    quiet, busy = (Case("load", "mlp", TINY, "plain-1", loaded=loaded) for loaded in (False, True))
+    line = table.load({quiet: [{"rounds": [1.0, 2.0, 9.0]}], busy: [{"rounds": [3.0]}, {"rounds": [7.0]}]}, None)
+    assert line.splitlines()[-1] == "| plain loop, 1 thread | 2 (2–2) | 5 (3–7) | 2.50 |"
+
+
+def test_tables_take_the_place_of_the_old_ones(tmp_path, monkeypatch):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{driver.BEGIN}\nold\n{driver.END}\nafter\n")
+    monkeypatch.setattr(driver, "README", readme)
+    driver.write("new\n")
+    assert readme.read_text() == f"before\n{driver.BEGIN}\nnew\n{driver.END}\nafter\n"
+    assert driver.BEGIN in (driver.ROOT / "benchmarks" / "README.md").read_text()
+
+
 def test_what_fails_is_named_with_its_error(measured):
     assert measured[1] == [("broken, plain loop, 1 thread", "KeyError: 'none'")]
 

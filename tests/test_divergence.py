@@ -240,7 +240,6 @@ def test_clients_may_come_as_tensors_of_their_own(clients):
     h = random(clients, CHUNK + 5, dtype=torch.float32)
     apart = [row.clone().view(-1, 1) for row in h]
     found = analyze({"together": h, "apart": [apart], "in parts": [[row[:9] for row in h], h[:, 9:]]})
-    assert torch.equal(found["apart"].gram, found["together"].gram)
     assert torch.equal(found["apart"].gram, found["apart"].gram.T)
     exact = h.double() @ h.double().T
     for conflicts in found.values():

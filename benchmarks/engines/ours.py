@@ -36,7 +36,7 @@ def run(workload: Workload, clock: Clock, federation: str = "auto", precision: s
             clock.lap()
     scores = [score["test"] for score in evaluate(parts.task, done.server, parts.federation, "global").values()]
     loss = sum(score.loss * score.examples for score in scores) / sum(score.examples for score in scores)
-    return Outcome(loss, counted.steps / clock.rounds)
+    return Outcome(loss, counted.steps / clock.rounds, parts.choice.name)
 
 
 class Counted:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -15,6 +17,8 @@ from fedlag.net import Model
 from fedlag.optim import SGD, Optimizer
 from fedlag.personal import Nothing, Rule
 from fedlag.tree import Params, Tree
+
+PRECISIONS = ("fp32", "bf16")
 
 
 class Steps(int):
@@ -39,6 +43,7 @@ class Training:
     batch: int = 16
     optimizer: Optimizer = SGD()
     decay: float = 1.0  # the learning rate is multiplied by this after every round
+    precision: str = "fp32"  # "bf16": products in training are taken in bfloat16; weights and scores stay in float32
 
     def __post_init__(self) -> None:
         check.count("training.epochs", self.epochs)
@@ -46,10 +51,18 @@ class Training:
             check.count("training.steps", self.steps)
         check.count("training.batch", self.batch, least=1)
         check.positive("training.decay", self.decay)
+        check.one_of("training.precision", self.precision, PRECISIONS)
 
     @property
     def length(self) -> int:
         return self.epochs if self.steps is None else Steps(self.steps)
+
+    def forward(self) -> AbstractContextManager[None]:
+        """The context in which losses are computed while training."""
+        if self.precision == "fp32":
+            return nullcontext()
+        # Without a cache: every weight is used once, and then it is another one.
+        return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
 
 
 class Extension(NamedTuple):

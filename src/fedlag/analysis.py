@@ -5,6 +5,7 @@ Files are read one tensor at a time, so what is in memory is one tensor of all c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,24 +22,26 @@ from fedlag.divergence import Conflict
 from fedlag.errors import InputError, unknown
 
 UNITS = ("module", "tensor")
+PIECE = 65_536  # numbers of each client that are in memory at once
 
 File = str | PathLike[str]
+Part = tuple[slice, ...]  # of the first dimensions; of the others everything
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's updates; iterating reads the files, and gives one block (clients, *shape) for each tensor."""
+    """One layer's updates; iterating reads the files, and gives blocks (clients, …): tensors or parts of them."""
 
-    tensors: tuple[str, ...]
+    tensors: Mapping[str, tuple[int, ...]]  # their shapes
     files: tuple[Path, ...]
     before: Path | None
 
     def __iter__(self) -> Iterator[Tensor]:
-        return map(self._block, self.tensors)
+        return (self._block(tensor, part) for tensor, shape in self.tensors.items() for part in parts(shape, PIECE))
 
-    def _block(self, tensor: str) -> Tensor:
-        ends = _stack(self.files, tensor)
-        return ends if self.before is None else ends.sub_(_stack((self.before,), tensor))
+    def _block(self, tensor: str, part: Part) -> Tensor:
+        ends = _stack(self.files, tensor, part)
+        return ends if self.before is None else ends.sub_(_stack((self.before,), tensor, part))
 
 
 def analyze_files(
@@ -66,7 +69,22 @@ def read_updates(files: Sequence[File], before: File | None = None, unit: str = 
     members: dict[str, list[str]] = {}
     for tensor in shapes:
         members.setdefault(tensor.rpartition(".")[0] or tensor if unit == "module" else tensor, []).append(tensor)
-    return {layer: Layer(tuple(tensors), clients, start) for layer, tensors in members.items()}
+    return {
+        layer: Layer({tensor: tuple(shapes[tensor]) for tensor in tensors}, clients, start)
+        for layer, tensors in members.items()
+    }
+
+
+def parts(shape: Sequence[int], most: int) -> Iterator[Part]:
+    """What a tensor of this shape falls into, in order, when no part may hold more than `most` numbers."""
+    if math.prod(shape) <= most:
+        yield ()
+        return
+    rows, row = shape[0], math.prod(shape[1:])
+    if row <= most:
+        yield from ((slice(first, first + most // row),) for first in range(0, rows, most // row))
+    else:
+        yield from ((slice(first, first + 1), *rest) for first in range(rows) for rest in parts(shape[1:], most))
 
 
 def as_rows(conflicts: Mapping[str, Conflict]) -> list[dict[str, Any]]:
@@ -117,12 +135,12 @@ def _shapes(file: Path) -> dict[str, list[int]]:
         return {name: part.get_shape() for name, part in slices.items() if part.get_dtype().startswith(("F", "BF"))}
 
 
-def _stack(files: Sequence[Path], tensor: str) -> Tensor:
-    """The tensor of every file, (files, *shape)."""
+def _stack(files: Sequence[Path], tensor: str, part: Part) -> Tensor:
+    """The part of the tensor of every file, (files, …)."""
     stacked: Tensor | None = None
     for row, file in enumerate(files):
         with _open(file) as tensors:
-            value = tensors.get_tensor(tensor)
+            value = tensors.get_slice(tensor)[part] if part else tensors.get_tensor(tensor)
         if stacked is None:
             stacked = torch.empty(len(files), *value.shape, dtype=divergence.precision(value.dtype))
         stacked[row] = value

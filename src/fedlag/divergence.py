@@ -15,7 +15,8 @@ from torch import Tensor
 from fedlag.errors import InputError
 from fedlag.kernels import fast_products
 
-CHUNK = 32_768  # columns multiplied at once
+CHUNK = 16_384  # columns multiplied at once
+CACHED = 2**21  # numbers that are quick to read wherever they lie
 PANEL = 64  # clients whose products with all later ones are taken at once; those with earlier ones are known by then
 
 Block = Tensor | Sequence[Tensor]
@@ -143,15 +144,15 @@ def _block_gram(block: Block) -> Tensor:
     return product if product.isfinite().all() else _product(rows, torch.float64)
 
 
-def _rows(block: Block) -> list[Tensor]:
-    """One flat row for each client."""
+def _rows(block: Block) -> Block:
+    """The block with one flat row for each client."""
     if isinstance(block, Tensor):
         if not block.is_floating_point() or block.ndim == 0 or len(block) == 0:
             raise InputError(
                 f"a block of updates is {block.dtype} of shape {tuple(block.shape)}; "
                 "give floating-point blocks of shape (clients, …)."
             )
-        return list(block.reshape(len(block), -1))
+        return block.reshape(len(block), -1)
     forms = {f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in block}
     if len(forms) != 1 or not block[0].is_floating_point():
         raise InputError(
@@ -161,7 +162,7 @@ def _rows(block: Block) -> list[Tensor]:
     return [tensor.reshape(-1) for tensor in block]
 
 
-def _product(rows: list[Tensor], dtype: torch.dtype) -> Tensor:
+def _product(rows: Block, dtype: torch.dtype) -> Tensor:
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     with fast_products():
         for columns in _columns(rows, dtype):
@@ -171,14 +172,20 @@ def _product(rows: list[Tensor], dtype: torch.dtype) -> Tensor:
     return total.triu() + total.triu(1).T
 
 
-def _columns(rows: list[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
-    """The rows piece by piece, (clients, at most CHUNK), side by side in one place: that is faster to multiply."""
+def _columns(rows: Block, dtype: torch.dtype) -> Iterator[Tensor]:
+    """The rows piece by piece, (clients, at most CHUNK), brought together in one place: that is faster to multiply."""
+    if isinstance(rows, Tensor) and rows.numel() <= CACHED:
+        yield from (columns.to(dtype) for columns in torch.split(rows, CHUNK, dim=1))
+        return
     size = len(rows[0])
     held = torch.empty(len(rows), min(CHUNK, size), dtype=dtype, device=rows[0].device)
     for start in range(0, size, CHUNK):
         columns = held[:, : size - start]
-        for line, row in zip(columns, rows, strict=True):
-            line.copy_(row[start : start + CHUNK])
+        if isinstance(rows, Tensor):
+            columns.copy_(rows[:, start : start + CHUNK])
+        else:
+            for line, row in zip(columns, rows, strict=True):
+                line.copy_(row[start : start + CHUNK])
         yield columns
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,8 @@ def fit(
         if overwrites and type(optimizer) is SGD:
             params = {**params, **tree.map(torch.clone, tree.select(params, names))}
             optimizer = InPlace.like(optimizer)
-        within = local._replace(grad=partial(gradient, names, moving), optimizer=optimizer, fit=not_ready)
+        grad = partial(gradient, names, moving, forward=training.forward)
+        within = local._replace(grad=grad, optimizer=optimizer, fit=not_ready)
         for batch in stream.batches(training.batch, phase.epochs):
             task.model.train(names if len(batch.y) == 1 else [*names, *moving])  # one example has no variance
             within = within._replace(number=steps)
@@ -58,14 +60,18 @@ def fit(
 
 
 def gradient(
-    names: Sequence[str], moving: Sequence[str], f: Callable[[Params], Tensor]
+    names: Sequence[str],
+    moving: Sequence[str],
+    f: Callable[[Params], Tensor],
+    forward: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Callable[[Params], tuple[Params, Params]]:
-    """Gradients of f for `names`, and the `moving` entries as f left them."""
+    """Gradients of f for `names`, and the `moving` entries as f left them. `forward` is the context f is run in."""
 
     def of(params: Params) -> tuple[Params, Params]:
         variables = {name: params[name].detach().requires_grad_() for name in names}
         moved = {name: params[name].clone() for name in moving}
-        value = f({**params, **variables, **moved})
+        with forward():
+            value = f({**params, **variables, **moved})
         grads = torch.autograd.grad(value, list(variables.values()), materialize_grads=True)
         return dict(zip(names, grads, strict=True)), moved
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlag import tree
 from fedlag.errors import Lost
 from fedlag.flow import Message, Replies, Reply, Scores
+from fedlag.room import room
 from fedlag.round import Task, told
 from fedlag.tree import Params, Tree
 
@@ -86,7 +87,7 @@ class Rows:
     """Room for tensors of many clients, (clients, *shape) by name."""
 
     def __init__(self, clients: int, like: Params) -> None:
-        self._held = {name: value.new_empty(clients, *value.shape) for name, value in like.items()}
+        self._held = {name: room(value, clients) for name, value in like.items()}
 
     @torch.no_grad()
     def put(self, row: int, values: Params) -> Params:

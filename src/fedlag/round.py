@@ -218,7 +218,7 @@ def settle(task: Task, message: Message, letter: Letter, client: Client, work: W
         fresh = task.algorithm.remember_client(start)
         memory = fresh if memory is None else tree.renew(memory, fresh, void)
     known = client._replace(memory=tree.without(memory, message.personal))
-    grad = partial(gradient, task.trained, task.carried)
+    grad = partial(gradient, task.trained, task.carried, forward=task.training.forward)
     optimizer = task.training.optimizer.slowed(task.training.decay**message.round)
     local = Local(task.model, task.training, message, letter, known, work, start, {}, 0, grad, optimizer, not_ready)
     return _ready(task, local)

@@ -102,9 +102,9 @@ class Together(Batched):
         super().__init__(*given, workers=1)
         self.fitted = []
 
-    def _fit(self, task, locals, starts, phases, purpose):
+    def together(self, task, locals, starts, phases, purpose):
         self.fitted.append((purpose, [local.work.client for local in locals]))
-        return super()._fit(task, locals, starts, phases, purpose)
+        return super().together(task, locals, starts, phases, purpose)
 
 
 def test_in_single_precision_one_step_is_the_same_step():

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 import pytest
-from laws.federations import ALL, SEED, Cohorts, assert_equal, conv, double, mlp, noisy, ragged, run, start
+from laws.federations import ALL, SEED, Cohorts, assert_equal, conv, double, mlp, noisy, ragged, run, same, start
 
 from fedlag.algorithm import Phase, Steps, Training
 from fedlag.algorithms import REGISTRY, FedAvg
+from fedlag.federation.sequential import Sequential
 from fedlag.federation.vectorized import Vectorized, obstacle
 from fedlag.optim import SGD, Adam
+from fedlag.run import evaluate
 
 TRAININGS = {
     "epochs": Training(batch=4, epochs=3, optimizer=SGD(lr=0.1)),
@@ -95,3 +97,12 @@ class Undecided(FedAvg):
 
 def test_a_step_that_depends_on_numbers_is_left_to_each_client():
     assert "data-dependent" in assert_as_one_by_one(Undecided(), net=lambda: mlp().double())
+
+
+def test_networks_that_draw_draw_the_same_numbers_as_one_by_one():
+    algorithm = FedAvg(tune=(Phase(1),))
+    done, reference = (run(algorithm, federation=made, net=noisy) for made in (Vectorized, Sequential))
+    assert same(done.server, reference.server)
+    fresh = [start(algorithm, federation=made, net=noisy) for made in (Vectorized, Sequential)]
+    first, second = (dict(evaluate(*one)) for one in fresh)
+    assert same(first, second)

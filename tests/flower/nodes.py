@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class Nodes(Grid):
-    """Nodes 10, 20, …, each with a partition, a folder and a ClientApp.
+    """Nodes 10, 20, …, each with a partition (not in the order of the nodes), a folder and a ClientApp.
 
     answer: called with (round message, reply) and returns what arrives instead, None for nothing.
     """
@@ -23,7 +23,7 @@ class Nodes(Grid):
         self.received: list[Message] = []
 
     def partition(self, node):
-        return node // 10 - 1
+        return (node // 10 - 1) ^ 1
 
     def context(self, node):
         own = {"partition-id": self.partition(node), "fedlag-store": str(self.folder / f"disk-{node}")}
@@ -54,6 +54,19 @@ class Nodes(Grid):
     def create_message(self, *_): ...
     def push_messages(self, *_): ...
     def pull_messages(self, *_): ...
+
+
+def joins_late(app, folder, round=3):
+    """Nodes 10, 20 and 30, which node 40 joins in this round (from 1), so that it is asked in the next."""
+    nodes = Nodes(app, folder, 3)
+
+    def answer(sent, reply):
+        if sent.content["config"]["server-round"] == round:
+            nodes.ids = [10, 20, 30, 40]
+        return reply
+
+    nodes.answer = answer
+    return nodes
 
 
 def travelled(message):

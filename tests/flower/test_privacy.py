@@ -24,7 +24,7 @@ from fedlag.flower import FedLAG, keep_personal
 from fedlag.flower.instructions import to_tensors
 from fedlag.net import Net
 from tests.flower import test_strategy
-from tests.flower.nodes import Nodes
+from tests.flower.nodes import Nodes, joins_late
 from tests.flower.test_strategy import CONFIG, disk, initial, run, trained, with_mods
 
 ROOMY = 1e6  # a clipping norm that nothing reaches
@@ -39,7 +39,7 @@ each_wrapper = pytest.mark.parametrize("kind", WRAPPERS)
 
 
 def network():
-    """Without BatchNorm: Flower clips no whole numbers, and that counts its batches."""
+    """Without BatchNorm, whose count of batches would be part of the length that Flower clips by."""
     torch.manual_seed(0)
     return Net(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU()), nn.Linear(5, 3))
 
@@ -101,15 +101,7 @@ def test_with_noise_the_nodes_keep_layers_and_all_else_is_noised(tmp_path, kind)
 def test_a_newcomer_is_sent_no_personal_layer_that_noise_was_not_added_to(tmp_path):
     """The average of the round in which a layer became personal never passed through the wrapper."""
     inner = FedLAG(k=1, warmup=2, mode="frozen")
-    nodes = Nodes(with_mods(keep_personal), tmp_path)
-    nodes.ids = [10, 20, 30]
-
-    def joins(sent, reply):
-        if sent.content["config"]["server-round"] == 3:
-            nodes.ids = [10, 20, 30, 40]
-        return reply
-
-    nodes.answer = joins
+    nodes = joins_late(with_mods(keep_personal), tmp_path)
     DifferentialPrivacyServerSideFixedClipping(inner, 1.0, 1.0, 3).start(
         nodes, initial(), 5, train_config=ConfigRecord(CONFIG)
     )

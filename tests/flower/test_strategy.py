@@ -31,6 +31,7 @@ from fedlag.run import Sampling, rounds
 from tests.flower.nodes import Nodes
 
 SEED, LR = 3, 0.1
+EVERYONE, HALF = Sampling(), Sampling(fraction=0.5)
 
 
 def network():
@@ -113,11 +114,11 @@ def disk(folder, node):
     return Store(own)
 
 
-def simulated(lag, num_rounds, count=4):
+def simulated(lag, num_rounds, count=4, sampling=EVERYONE):
     model = Model(network())
     task, server = begin(FedAvg(personal=lag), model, Training(batch=8, optimizer=SGD(lr=LR)), count, SEED)
     federation = Sequential(task, source, SEED)
-    going = rounds(task, server, federation, Sampling(), SEED)
+    going = rounds(task, server, federation, sampling, SEED)
     for _ in range(num_rounds):
         server = next(going).server
     return server, federation.clients()
@@ -126,17 +127,44 @@ def simulated(lag, num_rounds, count=4):
 @pytest.mark.parametrize("mode", ["dynamic", "frozen"])
 @pytest.mark.parametrize("k", [0, 1, 2])
 def test_parameters_are_those_of_the_simulator_bit_for_bit(tmp_path, mode, k):
-    result, strategy, _ = run(tmp_path, 6, k=k, mode=mode)
+    result, strategy, nodes = run(tmp_path, 6, k=k, mode=mode)
     server, clients = simulated(LAG(k=k, warmup=2, mode=mode), 6)
     ours = to_tensors(result.arrays)
     assert bool(strategy.personal) == (k > 0)
     assert strategy.personal == LAG(k=k, warmup=2, mode=mode).personal(server.rule)
     for name, value in server.params.items():
         assert torch.equal(ours[name], value), name
-    for partition, client in clients.items():
-        kept = disk(tmp_path, 10 * (partition + 1)).load(before=6).params
+    for node in nodes.ids:
+        kept = disk(tmp_path, node).load(before=6).params
         for name in strategy.personal:
-            assert torch.equal(kept[name], client.params[name])
+            assert torch.equal(kept[name], clients[nodes.partition(node)].params[name])
+
+
+class Drawn(Nodes):
+    """Only those nodes are there whom the simulator draws."""
+
+    def get_node_ids(self):
+        self.ids = [10 * (number + 1) for number in range(6)]
+        drawn = HALF.cohort(len(self.ids), SEED, len(self.sent) // 3)
+        return [node for node in self.ids if self.partition(node) in drawn]
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "frozen"])
+def test_also_when_half_the_nodes_are_away_and_layers_come_and_go(tmp_path, mode):
+    nodes = Drawn(app, tmp_path, count=6)
+    result, strategy, _ = run(tmp_path, 14, nodes=nodes, mode=mode, fraction_evaluate=0.0, min_train_nodes=3)
+    server, _ = simulated(LAG(k=1, warmup=2, mode=mode), 14, 6, HALF)
+    assert not strategy.dropped
+    if mode == "dynamic":
+        assert server.since.keys() > strategy.personal  # some that had been personal no longer are
+    for name, value in server.params.items():
+        assert torch.equal(to_tensors(result.arrays)[name], value), name
+
+
+def test_of_counters_the_largest_is_taken(tmp_path):
+    result, _, _ = run(tmp_path, 3)
+    most = max(-(-len(source(client, "train").y) // 8) for client in range(4))
+    assert to_tensors(result.arrays)["body.1.num_batches_tracked"] == 3 * most
 
 
 def test_without_layers_to_keep_it_is_flowers_fedavg(tmp_path):
@@ -270,13 +298,16 @@ FAULTS = {
     "other names": (rewritten(arrays=renamed), "other weights"),
     "a name too few": (rewritten(arrays=lacking), "other weights"),
     "no arrays": (rewritten(arrays=lambda record: None), "0 ArrayRecords"),
-    "no metrics": (rewritten(metrics=lambda record: None), "."),
-    "no weight": (rewritten(metrics=lambda record: MetricRecord({"loss": 1.0})), "num-examples"),
+    "no metrics": (rewritten(metrics=lambda record: None), "0 MetricRecords"),
+    "no weight": (rewritten(metrics=lambda record: MetricRecord({"loss": 1.0})), "num-examples is None"),
     "weight zero": (rewritten(metrics=lambda record: MetricRecord({"num-examples": 0})), "claims 0"),
     "negative weight": (rewritten(metrics=lambda record: MetricRecord({"num-examples": -5})), "claims -5"),
-    "weight NaN": (rewritten(metrics=lambda record: MetricRecord({"num-examples": float("nan")})), "claims nan"),
-    "half an example": (rewritten(metrics=lambda record: MetricRecord({"num-examples": 2.5})), "claims 2.5"),
-    "a list of weights": (rewritten(metrics=lambda record: MetricRecord({"num-examples": [3]})), r"claims \[3\]"),
+    "weight NaN": (
+        rewritten(metrics=lambda record: MetricRecord({"num-examples": float("nan")})),
+        "is nan, not",
+    ),
+    "half an example": (rewritten(metrics=lambda record: MetricRecord({"num-examples": 2.5})), "is 2.5, not a whole"),
+    "a list of weights": (rewritten(metrics=lambda record: MetricRecord({"num-examples": [3]})), "not a whole"),
     "other metrics": (
         rewritten(metrics=lambda record: MetricRecord({**record, "mood": 0.5})),
         "another form than what most",
@@ -284,8 +315,8 @@ FAULTS = {
     "an old round": (rewritten(**{RECEIPT: lambda record: ConfigRecord({**record, "round": -1})}), "of round -1"),
     "no mod": (rewritten(**{RECEIPT: lambda record: None}), "keep_personal"),
     "another's partition": (
-        rewritten(**{RECEIPT: lambda record: ConfigRecord({**record, "partition": 0})}),
-        "node 10 answered for partition 0 already",
+        rewritten(**{RECEIPT: lambda record: ConfigRecord({**record, "partition": 1})}),
+        "node 10 answered for partition 1 already",
     ),
     "an error": (lambda sent, reply: Message(Error(2, "out of memory"), reply_to=sent), "out of memory"),
     "nothing": (lambda sent, reply: None, "did not answer"),

@@ -12,7 +12,7 @@ from safetensors.torch import load
 from fedlag.errors import InputError
 from fedlag.flower import FedLAG, keep_personal
 from fedlag.flower.instructions import to_tensors
-from tests.flower.nodes import Nodes
+from tests.flower.nodes import Nodes, joins_late
 from tests.flower.test_strategy import CONFIG, app, changed, disk, initial, run, same, trained, with_mods
 
 MODES = pytest.mark.parametrize("mode", ["dynamic", "frozen"])
@@ -116,7 +116,7 @@ def test_a_node_that_lost_its_layers_says_so_and_trains_again_from_the_servers_c
     nodes = Nodes(with_mods(keep_personal, looks), tmp_path, answer=loses_its_disk(tmp_path))
     _, strategy, _ = run(tmp_path, 5, nodes=nodes, mode=mode)
     assert re.search("this node has lost its personal .*server's copy", caplog.text)
-    assert strategy.dropped == {"partition 1 (node 20)": 1}
+    assert strategy.dropped == {"partition 0 (node 20)": 1}
     assert sorted(starts) == [1, 2, 3, 5]
     own = [message for message in trained(nodes.sent) if message.metadata.dst_node_id == 20]
     assert [born_with(message) for message in own] == [False] * 4 + [True]
@@ -130,15 +130,7 @@ def test_a_node_that_lost_its_layers_says_so_and_trains_again_from_the_servers_c
 
 @MODES
 def test_a_newcomer_starts_from_the_servers_copy(tmp_path, mode):
-    nodes = Nodes(app, tmp_path)
-    nodes.ids = [10, 20, 30]
-
-    def joins(sent, reply):
-        if sent.content["config"]["server-round"] == 3:
-            nodes.ids = [10, 20, 30, 40]
-        return reply
-
-    nodes.answer = joins
+    nodes = joins_late(app, tmp_path)
     _, strategy, _ = run(tmp_path, 5, nodes=nodes, mode=mode)
     assert not strategy.dropped
     own = [message for message in nodes.sent if message.metadata.dst_node_id == 40]
@@ -209,3 +201,26 @@ def test_it_takes_the_arguments_of_fedavg_in_their_order():
 def test_a_warm_up_that_outlasts_the_run_is_said(tmp_path, caplog):
     FedLAG().start(Nodes(app, tmp_path), initial(), 1, train_config=ConfigRecord(CONFIG))
     assert "No layer becomes personal" in caplog.text
+
+
+def test_a_node_whose_answer_got_lost_goes_on_from_its_own_layers(tmp_path):
+    """It is sent the server's copy, in case it has lost its own, and has no need of it."""
+    starts = {}
+
+    def looks(message, context, call_next):
+        if context.node_id == 20 and message.metadata.message_type == "train":
+            starts[message.content["config"]["server-round"]] = to_tensors(message.content["arrays"])
+        return call_next(message, context)
+
+    def loses(sent, reply):
+        config = sent.content["config"]
+        return None if sent.metadata.dst_node_id == 20 and config["server-round"] == 4 else reply
+
+    nodes = Nodes(with_mods(keep_personal, looks), tmp_path, answer=loses)
+    _, strategy, _ = run(tmp_path, 5, nodes=nodes, mode="frozen", fraction_evaluate=0.0)
+    own = [message for message in nodes.sent if message.metadata.dst_node_id == 20]
+    assert [born_with(message) for message in own] == [False] * 4 + [True]
+    held = disk(tmp_path, 20).load(before=4).params
+    for name in strategy.personal:
+        assert torch.equal(starts[5][name], held[name])
+        assert not torch.equal(starts[5][name], to_tensors(strategy.arrays)[name])

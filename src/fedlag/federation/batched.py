@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from fedlag.algorithm import Algorithm, Phase
-from fedlag.federation.cohorts import Together
+from fedlag.federation.cohorts import Together, coarse
 from fedlag.federation.dense import Dense, chain
 from fedlag.federation.dense_fit import fit_dense
 from fedlag.federation.work import Source
@@ -21,6 +21,8 @@ ELEMENTWISE = (SGD, Adagrad, Adam, Yogi)  # step every entry by itself, so stack
 def obstacle(task: Task) -> str:
     """What keeps this task's clients from training many at once; empty if nothing does."""
     algorithm, name = task.algorithm, type(task.algorithm).__name__
+    if coarse(task):
+        return coarse(task)
     for question in ("step", "loss", "predict"):
         if getattr(type(algorithm), question) is not getattr(Algorithm, question):
             return f"{name} has a {question} of its own"

@@ -10,7 +10,17 @@ from fedlag.federation.stacked import NotTogetherError
 from fedlag.federation.threaded import Threaded
 from fedlag.federation.work import HELD_OUT, ClientWork, Source
 from fedlag.flow import Client, Letter, Local, Message, Reply, Scores
-from fedlag.round import Task, client_begins, client_ends, client_replies, own_randomness, score, settle
+from fedlag.round import (
+    Task,
+    client_begins,
+    client_ends,
+    client_evaluate,
+    client_replies,
+    client_round,
+    own_randomness,
+    score,
+    settle,
+)
 from fedlag.tree import Params
 
 COHORT = 10  # clients that train together; more save little, and their parameters fill the cache
@@ -19,12 +29,13 @@ COHORT = 10  # clients that train together; more save little, and their paramete
 class Together(Threaded):
     """Clients with about as many examples train together, a cohort on each core. Who can't, trains as in `Threaded`.
 
-    Before and after training each client is on its own, as everywhere. Subclasses say how a cohort trains.
+    Before and after training each client is on its own, as everywhere. Subclasses say how a cohort trains. When one is
+    found that can't, its clients begin again one by one, and so does everybody from then on.
     """
 
     def __init__(self, task: Task, source: Source, seed: int, workers: int | None = None) -> None:
         super().__init__(task, source, seed, workers)
-        self.obstacle = ""  # why nobody trains together
+        self.obstacle = coarse(task)  # why nobody trains together
 
     def train(
         self, message: Message, letters: Mapping[int, Letter], scored: Sequence[str] = HELD_OUT
@@ -66,13 +77,23 @@ class Together(Threaded):
         self, task: Task, message: Message, letters: Mapping[int, Letter], works: Sequence[ClientWork]
     ) -> list[tuple[int, Client, Reply | Exception]]:
         """What `client_round` does, for a cohort."""
+        try:
+            return self._train_together(task, message, letters, works)
+        except NotTogetherError as error:
+            self.obstacle = str(error)
+        rounds = [client_round(task, message, letters[work.client], self._known(work.client), work) for work in works]
+        return [(work.client, *done) for work, done in zip(works, rounds, strict=True)]
+
+    def _train_together(
+        self, task: Task, message: Message, letters: Mapping[int, Letter], works: Sequence[ClientWork]
+    ) -> list[tuple[int, Client, Reply | Exception]]:
         known = [self._known(work.client) for work in works]
         begun = []
         for work, client in zip(works, known, strict=True):
             with own_randomness(task, work, "train"):
                 begun.append(client_begins(task, message, letters[work.client], client, work))
         locals, starts = [local for local, _ in begun], [params for _, params in begun]
-        ends = self._fit(task, locals, starts, task.algorithm.phases(task.training.length), "train")
+        ends = self.together(task, locals, starts, task.algorithm.phases(task.training.length), "train")
         done = []
         for local, client, end in zip(locals, known, ends, strict=True):
             with own_randomness(task, local.work, "train"):
@@ -86,24 +107,26 @@ class Together(Threaded):
     ) -> list[tuple[int, Scores]]:
         """What `client_evaluate` does, for a cohort."""
         locals = [settle(task, message, letters[work.client], self._known(work.client), work) for work in works]
-        ends = self._fit(task, locals, [local.start for local in locals], task.algorithm.tune, "tune")
-        return [(local.work.client, score(task, local, end)) for local, (end, _) in zip(locals, ends, strict=True)]
-
-    def _fit(
-        self, task: Task, locals: Sequence[Local], starts: Sequence[Params], phases: Sequence[Phase], purpose: str
-    ) -> list[tuple[Params, int]]:
-        """Parameters and steps taken; one by one if they can't train together, and so is everybody from then on."""
         try:
-            return self.together(task, locals, starts, phases, purpose)
+            ends = self.together(task, locals, [local.start for local in locals], task.algorithm.tune, "tune")
         except NotTogetherError as error:
             self.obstacle = str(error)
-            ends = zip(locals, starts, strict=True)
-            return [local.fit(params, phases, purpose=purpose) for local, params in ends]
+            known = [self._known(work.client) for work in works]
+            return [
+                (work.client, client_evaluate(task, message, letters[work.client], client, work))
+                for work, client in zip(works, known, strict=True)
+            ]
+        return [(local.work.client, score(task, local, end)) for local, (end, _) in zip(locals, ends, strict=True)]
 
     def _cohorts(self, clients: Iterable[int]) -> dict[int, list[int]]:
         """Those who train together, by who has most examples; none while something is in the way."""
         sizes = {} if self.obstacle else {client: self._size(client) for client in clients}
         return {cohort[0]: cohort for cohort in cohorts({client: size for client, size in sizes.items() if size})}
+
+
+def coarse(task: Task) -> str:
+    """Why products of low precision keep clients from training together; empty for full precision."""
+    return "" if task.training.precision == "fp32" else "products in bfloat16 are taken for one client at a time"
 
 
 def cohorts(sizes: Mapping[int, int]) -> list[list[int]]:

@@ -69,3 +69,14 @@ def to_arrays(params: Params) -> ArrayRecord:
 def to_tensors(arrays: ArrayRecord) -> Params:
     """In memory of PyTorch's own, because sums may depend on how memory is aligned."""
     return {name: torch.tensor(np.asarray(array.numpy())) for name, array in arrays.items()}
+
+
+def odd(given: Params, sent: Params) -> str:
+    """What of the names and forms of weights is other than was sent; empty if nothing is."""
+    if given.keys() != sent.keys():
+        return "only on one side: " + ", ".join(sorted(given.keys() ^ sent.keys()))
+    for name, value in given.items():
+        if value.shape != sent[name].shape or value.dtype != sent[name].dtype:
+            form, usual = (f"{one.dtype} {tuple(one.shape)}" for one in (value, sent[name]))
+            return f"{name} is {form}, not {usual}"
+    return ""

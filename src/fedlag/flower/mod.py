@@ -16,7 +16,7 @@ from fedlag import tree
 from fedlag.errors import InputError
 from fedlag.flow import Client
 from fedlag.flower import instructions
-from fedlag.flower.instructions import CONFIG, RECEIPT, TRAINED, UPDATE, Instructions, to_arrays, to_tensors
+from fedlag.flower.instructions import CONFIG, RECEIPT, TRAINED, UPDATE, Instructions, odd, to_arrays, to_tensors
 from fedlag.flower.store import Store, root
 from fedlag.tree import Params
 
@@ -49,15 +49,15 @@ def keep_personal(message: Message, context: Context, call_next: ClientAppCallab
     except ValueError as error:
         return _refusal(message, error)
     store.save(Client(told.round, tree.select(end, told.keep)))
-    records = dict(reply.content)
-    records[answered] = ArrayRecord({name: reply.content.array_records[answered][name] for name in shared})
-    if told.watched:
-        records[UPDATE] = to_arrays(tree.sub(tree.select(end, told.watched), personal))
-        records[TRAINED] = to_arrays(tree.select(end, told.watched))
     receipt = ConfigRecord({"round": told.round})
     if "partition-id" in context.node_config:
         receipt["partition"] = site(context)
-    reply.content = RecordDict({**records, RECEIPT: receipt})
+    records = {**reply.content, RECEIPT: receipt}
+    records[answered] = ArrayRecord({name: reply.content.array_records[answered][name] for name in shared})
+    if told.watched:
+        watched = tree.select(end, told.watched)
+        records |= {UPDATE: to_arrays(tree.sub(watched, personal)), TRAINED: to_arrays(watched)}
+    reply.content = RecordDict(records)
     return reply
 
 
@@ -88,14 +88,9 @@ def _trained(reply: Message, start: Params) -> tuple[str, Params]:
     if len(records) != 1:
         raise ValueError(f"keep_personal needs a reply with one ArrayRecord, the model's weights, not {len(records)}")
     ((key, arrays),) = records.items()
-    if list(arrays) != list(start):
-        odd = ", ".join(sorted(arrays.keys() ^ start.keys())) or "the order"
-        raise ValueError(f"the app answered with other weights than it was sent: {odd} differs")
     end = to_tensors(arrays)
-    for name, value in end.items():
-        if value.dtype != start[name].dtype or value.shape != start[name].shape:
-            form, sent = (f"{one.dtype} {tuple(one.shape)}" for one in (value, start[name]))
-            raise ValueError(f"the app answered with {name} as {form}, and was sent {sent}")
+    if difference := odd(end, start):
+        raise ValueError(f"the app answered with other weights than it was sent: {difference}")
     if not tree.finite(end):
         raise ValueError("its training ended in numbers that are not finite")
     return key, end

@@ -14,7 +14,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fedlag import tree
 from fedlag.flow import Reply
-from fedlag.flower.instructions import RECEIPT, TRAINED, UPDATE, to_tensors
+from fedlag.flower.instructions import RECEIPT, TRAINED, UPDATE, odd, to_tensors
 from fedlag.tree import Params
 
 
@@ -51,20 +51,18 @@ def _read(node: int, content: RecordDict, round: int, sent: Params, weighted_by:
     if len(records) != 1:
         raise ValueError(f"it answered with {len(records)} ArrayRecords of weights, not one")
     end = to_tensors(*records.values())
-    if end.keys() != sent.keys():
-        raise ValueError(f"it answered with other weights than it was sent: {sorted(end.keys() ^ sent.keys())}")
-    for name, value in end.items():
-        if value.shape != sent[name].shape or value.dtype != sent[name].dtype:
-            form, usual = (f"{one.dtype} {tuple(one.shape)}" for one in (value, sent[name]))
-            raise ValueError(f"its {name} is {form}, not {usual}")
+    if difference := odd(end, sent):
+        raise ValueError(f"it answered with other weights than it was sent: {difference}")
     floats = [name for name, value in sent.items() if value.is_floating_point()]
+    if len(content.metric_records) != 1:
+        raise ValueError(f"it answered with {len(content.metric_records)} MetricRecords, not one")
     (metrics,) = content.metric_records.values()
     reply = Reply(
         update=tree.sub(tree.select(end, floats), sent) | update,
         trained=trained,
         witness={},
         extra=_form(metrics),
-        examples=_whole(metrics[weighted_by]),
+        examples=_whole(weighted_by, metrics.get(weighted_by)),
         steps=0,
         scores={},
     )
@@ -123,10 +121,10 @@ def _form(metrics: Mapping[str, object]) -> dict[str, object]:
     return {key: (0.0,) * len(value) if isinstance(value, list) else 0.0 for key, value in metrics.items()}
 
 
-def _whole(number: object) -> int:
+def _whole(name: str, number: object) -> int:
     """A count of examples; FedAvg accepts floats, so whole ones pass."""
     if isinstance(number, float) and number.is_integer():
         return int(number)
     if not isinstance(number, int):
-        raise ValueError(f"it claims {number} examples")
+        raise ValueError(f"its {name} is {number}, not a whole number")
     return number
