@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from fedlag.errors import InputError
+from fedlag.sinks import SINKS
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -60,6 +62,11 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return found or [CompletionItem(incomplete, type="file")]
 
 
+def _told(logs: tuple[str, ...]) -> list[str]:
+    """The option --log as an override."""
+    return [f"log.sinks={json.dumps(logs)}"] if logs else []
+
+
 SETTINGS = (
     *("algorithm", "seed", "rounds", "evaluate_every", "federation", "sampling.fraction"),
     *("personal.k", "personal.xi", "personal.warmup", "personal.mode", "personal.unit", "personal.norm"),
@@ -71,6 +78,8 @@ SETTINGS = (
 changes = click.argument("changes", nargs=-1, callback=_changes, metavar="[EXPERIMENT.toml] [KEY=VALUE]...",
                          shell_complete=_complete)  # fmt: skip
 on_cores = click.option("--workers", type=click.IntRange(1), help="Cores to use; all of them unless given.")
+log = click.option("--log", "logs", multiple=True, type=click.Choice(list(SINKS)),
+                   help="Also tell this of every round; may be given again.")  # fmt: skip
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a machine to read.")
 
 
@@ -94,8 +103,10 @@ def main() -> None:
 @changes
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of all runs of this comparison.")
 @click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@log
 @as_json
-def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
+def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, logs: tuple[str, ...],
+            as_json: bool) -> None:  # fmt: skip
     """Methods side by side on the same data, weights and sampling.
 
     Without a file: the handwritten digits that come with fedlag, 20 clients with skewed labels, five seeds. Which
@@ -111,7 +122,7 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
     from fedlag import console, execution, experiment, results
 
     source, overrides = changes
-    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides)
+    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides, *_told(logs))
     experiments = experiment.variants(base)
     folder = out or execution.RUNS / f"compare-{Path(source).stem if source else 'demo'}"
     with console.watching(experiments, quiet=as_json) as watch:
@@ -161,12 +172,94 @@ def tune(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers:
 
 @main.command()
 @changes
+@click.option("--out", type=click.Path(path_type=Path), help="Directory of all runs and of the results store.")
+@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@log
+@as_json
+def sweep(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, logs: tuple[str, ...],
+          as_json: bool) -> None:  # fmt: skip
+    """Every combination of some settings: runs what is missing, gathers all in one store of Parquet files.
+
+    \b
+    fedlag sweep algorithm=fedlag personal.k=0,1,2 personal.warmup=5 seeds=5
+    fedlag sweep experiment.toml 'personal.k=0,3,5,10' 'training.lr=0.01,0.05'
+    """
+    from fedlag import console, execution, experiment
+    from fedlag import sweep as sweeping
+
+    source, words = changes
+    experiments = sweeping.experiments(experiment.settings(source or {}, *_told(logs)), *words)
+    folder = out or execution.RUNS / (f"sweep-{Path(source).stem}" if source else "sweep")
+    with console.watching(experiments, quiet=as_json) as watch:
+        store = sweeping.sweep(experiments, folder, workers, watch)
+    rows = sweeping.rows(store, experiments, words)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    console.show_rows(rows)
+    console.say(f"Results: {store}/ (runs.parquet, and rounds, layers and bytes of every run)")
+
+
+@main.command()
+@click.argument("name", required=False, metavar="[E1 ... E12]")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--scale", default="smoke", show_default=True, type=click.Choice(["smoke", "laptop", "paper"]))
+@click.option("--row", "rows", multiple=True, help="Only this row of the table; may be given again.")
+@click.option("--column", "columns", multiple=True, help="Only this column; may be given again.")
+@click.option("--seeds", type=click.IntRange(1), help="So many seeds for every cell.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Directory of all experiments; runs/reproduce unless given."
+)
+@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@as_json
+def reproduce(name: str | None, overrides: tuple[str, ...], scale: str, rows: tuple[str, ...],
+              columns: tuple[str, ...], seeds: int | None, out: Path | None, workers: int | None,
+              as_json: bool) -> None:  # fmt: skip
+    """An experiment of the paper, run and put beside the paper's numbers; without a name, which there are.
+
+    \b
+    fedlag reproduce
+    fedlag reproduce E2 --scale laptop
+    fedlag reproduce E1 --scale laptop --column 'CIFAR-10 α=0.1' --seeds 1 rounds=20
+    """
+    from fedlag import console
+    from fedlag import reproduce as reproducing
+
+    if name is None:
+        listed = reproducing.listed()
+        click.echo(json.dumps(listed, indent=2)) if as_json else console.show_rows(listed)
+        return
+    plan = reproducing.study.plan(name, scale, overrides, rows, columns, seeds)
+    chosen = [*(f"--row={row}" for row in rows), *(f"--column={column}" for column in columns)]
+    command = [
+        "fedlag",
+        "reproduce",
+        name,
+        "--scale",
+        scale,
+        *chosen,
+        *([f"--seeds={seeds}"] if seeds else []),
+        *overrides,
+    ]
+    with console.watching(reproducing.experiments(plan), quiet=as_json) as watch:
+        made = reproducing.reproduce(plan, out or reproducing.HOME, workers, watch, shlex.join(command))
+    if as_json:
+        click.echo(json.dumps(reproducing.rows(made), indent=2))
+        return
+    console.show_rows(reproducing.rows(made))
+    console.say(f"Results: {made.files[0]}, with tables and figures beside it")
+
+
+@main.command()
+@changes
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The run's directory; named by method, seed and hash unless given."
 )
 @on_cores
+@log
 @as_json
-def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
+def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, logs: tuple[str, ...],
+        as_json: bool) -> None:  # fmt: skip
     """Run one experiment; an interrupted one goes on from its last checkpoint.
 
     \b
@@ -176,7 +269,7 @@ def run(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: 
     from fedlag import console, execution, experiment
 
     source, overrides = changes
-    one = experiment.load(source or {}, *overrides)
+    one = experiment.load(source or {}, *overrides, *_told(logs))
     with console.watching([one], quiet=as_json) as watch:
         folder = execution.execute(one, out, lambda event: watch(one, event), workers)
     _show([folder], as_json)

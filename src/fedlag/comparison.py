@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import time
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from fedlag import results
-from fedlag.execution import RUNS, Event, execute
+from fedlag.execution import RUNS
 from fedlag.experiment import Experiment
-from fedlag.federation.workers import cores
 from fedlag.files import write_atomically
-
-Watch = Callable[[Experiment, Event], None]
-
-GLANCE = 0.2  # seconds between looks at the running experiments
-
-
-def ignore(experiment: Experiment, event: Event) -> None:
-    """Nobody watches."""
+from fedlag.pool import Watch, execute_all, ignore
 
 
 def compare(
@@ -49,46 +37,5 @@ def run_all(
 ) -> list[results.Run]:
     """What isn't finished yet is run, each experiment in a directory of its own under `folder`; then all are read."""
     places = [folder / one.folder for one in experiments]
-    _run_all(list(zip(experiments, places, strict=True)), workers or cores(), watch)
+    execute_all(list(zip(experiments, places, strict=True)), workers, watch)
     return [results.read(place) for place in places]
-
-
-def _run_all(work: list[tuple[Experiment, Path]], workers: int, watch: Watch) -> None:
-    """In fresh processes; what they write to events.jsonl is passed to `watch` as it comes."""
-    processes = min(workers, len(work))
-    each = max(1, cores() // max(processes, 1))
-    if processes <= 1:
-        for experiment, place in work:
-            execute(experiment, place, lambda event, one=experiment: watch(one, event), each)  # type: ignore[misc]
-        return
-    context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        waiting = {
-            pool.submit(execute, experiment, place, workers=each): (experiment, place) for experiment, place in work
-        }
-        read = dict.fromkeys((place for _, place in work), 0)
-        try:
-            while waiting:
-                time.sleep(GLANCE)
-                for future in list(waiting):
-                    _look(future, *waiting[future], read, watch)
-                    if future.done():
-                        del waiting[future]
-                        future.result()  # raises what the process raised
-        except BaseException:
-            for process in set(multiprocessing.active_children()) - others:
-                process.kill()  # a run takes no harm, and nobody wants to wait for it
-            raise
-
-
-def _look(future: Future[Any], experiment: Experiment, place: Path, read: dict[Path, int], watch: Watch) -> None:
-    """Pass on the events written since the last look."""
-    done = future.done()
-    path = place / "events.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for line in lines[read[place] :]:
-        watch(experiment, json.loads(line))
-    read[place] = len(lines)
-    if done:
-        watch(experiment, {"type": "finished", "folder": str(place)})

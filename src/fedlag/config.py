@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -147,6 +148,17 @@ def table(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [table(item) for item in value]
     return value
+
+
+def flat(table: Mapping[str, Any], before: str = "") -> Table:
+    """A plain table as one level of dotted keys; what is listed becomes JSON text."""
+    made: Table = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            made |= flat(value, f"{before}{key}.")
+        else:
+            made[before + key] = json.dumps(value) if isinstance(value, list) else value
+    return made
 
 
 def class_of(factory: Callable[..., Any]) -> type:

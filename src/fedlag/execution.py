@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from filelock import FileLock, Timeout
 
-from fedlag import checkpoint, labels, layers
+from fedlag import checkpoint, labels, layers, sinks
 from fedlag.birth import born
 from fedlag.data.federated import Federated, Part, federate
 from fedlag.errors import InputError
@@ -92,6 +92,7 @@ def execute(
     patience: seconds to wait for another process that writes it.
     """
     folder = RUNS / experiment.folder if folder is None else Path(folder)
+    sinks.must_be_installed(experiment.log)
     # The experiment may be refused, and then nothing is written yet.
     parts = None if (folder / "manifest.json").exists() else prepare(experiment, workers)
     with _only_writer(folder, patience):
@@ -151,7 +152,10 @@ def _work(
     scored = partial(_scored, experiment)
     coming = rounds(parts.task, server, parts.federation, parts.sampling, experiment.seed, scored, parts.least)
     left = experiment.rounds - server.round
-    with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
+    with (
+        (folder / "events.jsonl").open("a", encoding="utf-8") as events,
+        sinks.opened(experiment, folder, server.round) as tell,
+    ):
         for done in islice(coming, left):
             server = done.server
             pairs.add(done)
@@ -160,6 +164,7 @@ def _work(
             events.write(json.dumps(event) + "\n")
             events.flush()
             notify(event)
+            tell(event)
             due = parts.every_round or (time.monotonic() - last_saved) * SAVING_SHARE >= saving
             if server.round < experiment.rounds and due:
                 began = time.monotonic()
@@ -227,6 +232,7 @@ def _event(
     seconds: float,
 ) -> Event:
     personal = done.step.personal if done.step else done.message.personal
+    conflicts = done.step.conflicts if done.step else {}
     accuracy = [one["validation"].accuracy for one in scores.values()]
     return {
         "type": "round",
@@ -234,6 +240,7 @@ def _event(
         "rounds": experiment.rounds,
         "validation_accuracy": sum(accuracy) / len(accuracy) if accuracy else None,
         "personal": [layer.name for layer in candidates if not personal.isdisjoint(layer.names)],
+        "conflicts": {name: one.count / one.pairs for name, one in conflicts.items() if one.pairs},
         "dropped": {str(client): reason for client, reason in done.dropped.items()},
         "skipped": done.step is None,
         "seconds": round(seconds, 3),

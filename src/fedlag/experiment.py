@@ -25,6 +25,7 @@ from fedlag.official import Official
 from fedlag.optim import Optimizer
 from fedlag.personal import Named, Nothing, RandomLayers, Rule, Union, WarmStart
 from fedlag.run import Sampling
+from fedlag.sinks import Log
 
 RUNGS = ("local", "fedavg", "fedavg-ft")  # what every method has to beat
 
@@ -91,6 +92,7 @@ class Experiment:
     model: Architecture = field(default_factory=Architecture)
     training: Training = field(default_factory=Training)
     sampling: Sampling = field(default_factory=Sampling)
+    log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:
         check.count("seed", self.seed)
@@ -107,7 +109,7 @@ class Experiment:
     @property
     def hash(self) -> str:
         """Names the run: equal settings, equal hash, wherever the data lie and whatever is said of the run."""
-        settings = {key: value for key, value in self.table().items() if key not in ("label", "trials", "store")}
+        settings = {key: value for key, value in self.table().items() if key not in ("label", "trials", "store", "log")}
         settings["data"] = {key: value for key, value in settings["data"].items() if key != "root"}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -197,15 +199,17 @@ def over_seeds(base: Mapping[str, Any], entry: Table, comparison: Comparison) ->
     method = dict(entry)
     own: Table = {key: method.pop(key) for key in ("label", "trials", "personal", "training") if key in method}
     rule = algorithms.find(method.get("name", "fedavg"))().personal
-    shared = {"personal": _understood(rule, base.get("personal", {}))}
+    shared = {"personal": understood(rule, base.get("personal", {}))}
     training = {**base.get("training", {}), **own.pop("training", {})}
     one = experiment({**base, **shared, **own, "algorithm": method, "training": training})
-    made = []
-    for seed in range(comparison.seeds):
-        data = replace(one.data, seed=one.data.seed + seed) if comparison.redraw else one.data
-        algorithm = replace(one.algorithm, personal=_redrawn(one.algorithm.personal, seed))
-        made.append(replace(one, seed=one.seed + seed, data=data, algorithm=algorithm))
-    return made
+    return [reseeded(one, seed, comparison.redraw) for seed in range(comparison.seeds)]
+
+
+def reseeded(one: Experiment, by: int, redraw: bool = True) -> Experiment:
+    """The same with other weights, shuffles, cohorts and lots, and with another partition if `redraw`."""
+    data = replace(one.data, seed=one.data.seed + by) if redraw else one.data
+    algorithm = replace(one.algorithm, personal=_redrawn(one.algorithm.personal, by))
+    return replace(one, seed=one.seed + by, data=data, algorithm=algorithm)
 
 
 def _redrawn(rule: Rule, seed: int) -> Rule:
@@ -260,7 +264,7 @@ def can_take_lag(name: str) -> bool:
     return bool(algorithm.averages) and not algorithm.pooled and not decided
 
 
-def _understood(rule: Rule, given: Any) -> Any:
+def understood(rule: Rule, given: Any) -> Any:
     """Of shared `[personal]` settings, those that the method's own rules know."""
     if not isinstance(given, Mapping):
         return given
@@ -317,6 +321,11 @@ def _override(settings: Table, override: str) -> Table:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    return change(settings, key, value)
+
+
+def change(settings: Mapping[str, Any], key: str, value: Any) -> Table:
+    """The settings with a dotted key, `data.alpha`, set to a value."""
     return _set(settings, key.strip().split("."), value, key)
 
 

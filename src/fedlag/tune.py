@@ -12,10 +12,11 @@ import numpy as np
 import tomli_w
 
 from fedlag import check, results
-from fedlag.comparison import Watch, ignore, run_all
+from fedlag.comparison import run_all
 from fedlag.config import Table, make_dataclass
 from fedlag.experiment import Experiment, controls, make_comparison, over_seeds
 from fedlag.files import write_atomically
+from fedlag.pool import Watch, ignore
 
 
 @dataclass(frozen=True, kw_only=True)
