@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from fedlag.divergence import analyze
 from fedlag.kernels import fast_products
-from fedlag.room import room
+from fedlag.memory import room
 
 LAYERS, BLOCK = 20, 65_536
 

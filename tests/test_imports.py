@@ -14,7 +14,7 @@ ROOT = Path(fedlag.__file__).parent
 # From the ground up. A module imports from the lines above its own, and within its own line if it is a package;
 # whatever stands in no line (data, command line, reports …) is outside, and nothing inside imports it.
 INSIDE = (
-    ("errors", "kernels", "memory", "room"),
+    ("errors", "kernels", "memory"),
     ("tree", "check"),
     ("divergence", "net", "optim"),
     ("flow",),

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedlag import tree
 from fedlag.errors import Lost
 from fedlag.flow import Message, Replies, Reply, Scores
-from fedlag.room import room
+from fedlag.memory import room
 from fedlag.round import Task, told
 from fedlag.tree import Params, Tree
 
@@ -65,6 +65,7 @@ def gather(
     odd = forms.keys() - order
     dropped |= dict.fromkeys(odd, "what it adds to its update has another form than what most clients add")
     dropped |= {client: "it did not answer" for client in cohort if client not in forms and client not in dropped}
+    dropped = {client: dropped[client] for client in cohort if client in dropped}  # whoever came first
     scores = {client: taken[client].scores for client in order}
     sent = {client: _weigh(taken[client]) for client in order}
     if not order:
