@@ -46,7 +46,8 @@ class Local(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         names = []
-        for message in sorted(messages, key=lambda one: self.nodes.get(one.metadata.dst_node_id) not in self.first):
+        order = [*self.first, *(client for client in self.nodes.values() if client not in self.first), None]
+        for message in sorted(messages, key=lambda one: order.index(self.nodes.get(one.metadata.dst_node_id))):
             name = uuid.uuid4().hex
             message.metadata.__dict__["_message_id"] = name
             names.append(name)
@@ -124,6 +125,12 @@ def silent_after_work(message, answer):
 
 def raising(message, answer):
     return Message(Error(2, "<class 'RuntimeError'>:<'out of memory'>"), reply_to=message)
+
+
+def raising_after_work(message, answer):
+    """The client has trained and kept what it keeps when it fails."""
+    answer(message)
+    return raising(message, answer)
 
 
 def changed(change: Callable[[Answer], Answer]) -> Fault:

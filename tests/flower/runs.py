@@ -79,5 +79,5 @@ def same(a, b):
 
 
 def scores(folder):
-    """Those of clients' own models; the server's copy of personal layers is not scored on Flower."""
-    return [row for row in read(folder).rounds.to_pylist() if row["stage"] != "global"]
+    """Of clients' own models; the server's copy of personal layers is not scored on Flower."""
+    return [row for row in read(folder).rounds.to_pylist() if row["stage"] in ("personal", "trained")]

@@ -4,6 +4,7 @@ That the server dies in between changes nothing at all.
 """
 
 import json
+import random
 import time
 
 import pytest
@@ -243,6 +244,34 @@ def test_a_server_that_died_after_a_round_goes_on_to_the_same_bits(tmp_path):
 def goes_on_as_if_nothing_had_happened(one, folder):
     _, done = on_flower(one, folder, grid=Local(folder, folder / "store", 4))
     expected = in_process(one, folder)
+    assert same(server_of(done), server_of(expected))
+    assert scores(done) == scores(expected)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_is_killed_and_however_often_every_bit_is_accounted_for(tmp_path, seed):
+    """Clients die before and after they trained and come back, the server dies: as `make soak`, without the waiting."""
+    one, rounds = small(tmp_path, rounds=20), range(1, 21)
+    chance = random.Random(seed)
+    kinds = [grids.raising, grids.raising_after_work, dies]
+    planned = {
+        ("train", round, chance.randrange(4)): chance.choice(kinds) for round in rounds for _ in range(2) if round % 3
+    }
+    grid, deaths = Local(tmp_path, tmp_path / "store", 4, planned), 0
+    while True:
+        grid.first = tuple(chance.sample(range(4), 4))
+        grid.restart(chance.randrange(4))
+        try:
+            _, done = on_flower(one, tmp_path, grid=grid)
+            break
+        except Died:
+            deaths += 1
+            died = next(what for what, _ in reversed(grid.sent) if grid.faults.get(what) is dies)
+            del grid.faults[died]
+    dropped = [(row["round"], row["client"]) for row in read(done).dropped.to_pylist()]
+    assert deaths > 2
+    assert len(dropped) > 5
+    expected = in_process(one, tmp_path, absent=dropped)
     assert same(server_of(done), server_of(expected))
     assert scores(done) == scores(expected)
 
