@@ -10,7 +10,7 @@ from fedlag.divergence import gram
 from fedlag.kernels import SETTING, fast_products
 
 MATMUL = getattr(torch.backends.mkldnn, "matmul", None)
-BEFORE = MATMUL and MATMUL.fp32_precision
+BEFORE = "none"
 
 pytestmark = pytest.mark.skipif(MATMUL is None, reason="this PyTorch has no choice of kernels")
 
@@ -18,6 +18,10 @@ pytestmark = pytest.mark.skipif(MATMUL is None, reason="this PyTorch has no choi
 @pytest.fixture(autouse=True)
 def unset(monkeypatch):
     monkeypatch.delenv(SETTING, raising=False)
+    chosen = MATMUL.fp32_precision  # by what trained in this process before
+    MATMUL.fp32_precision = BEFORE
+    yield
+    MATMUL.fp32_precision = chosen
 
 
 def product(seed=0):
