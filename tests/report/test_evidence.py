@@ -9,6 +9,13 @@ import pytest
 from fedlag import execution, experiment, results
 from fedlag.report import disagreement, evidence
 
+NAMES = {  # the last two stand in every comparison
+    "fedavg": "FedAvg",
+    "fedavg-ft": "FedAvg+FT",
+    "fedlag": "FedLAG",
+    **{name: name for name in ("warmstart", "random-layers")},
+}
+
 
 @pytest.fixture(scope="module")
 def found(runs):
@@ -41,13 +48,13 @@ def test_gains_are_those_of_the_raw_rows(runs, found):
         for row in rows
     }
     expected = {}
-    for method, name in (("fedavg", "FedAvg"), ("fedavg-ft", "FedAvg+FT"), ("fedlag", "FedLAG")):
+    for method, name in NAMES.items():
         for seed in (0, 1):
             own = scores(runs, method, seed, "test")[headline(runs, method, seed)]
             alone = scores(runs, "local", seed, "test")[headline(runs, "local", seed)]
             expected |= {(name, seed, client): 100 * (own[client] - alone[client]) for client in own}
     assert told == pytest.approx(expected, abs=1e-3)
-    assert len(told) == 3 * 2 * 6
+    assert len(told) == len(NAMES) * 2 * 6
 
 
 def test_gains_are_sorted_and_those_of_the_first_methods_have_room(found, monkeypatch):

@@ -64,7 +64,7 @@ def test_the_page_loads_nothing_and_is_small(page):
 def test_it_says_what_the_terminal_says(runs, page):
     parts, compared = read(page), comparison(runs)
     assert results.verdict(compared) in parts.text
-    for row in results.printable(compared):
+    for row in results.printable(compared) + results.standings(compared):
         name, *values = row.values()
         assert [name, *(value.replace("-", "−") for value in values)] in parts.rows
 

@@ -11,9 +11,9 @@ import numpy as np
 from fedlag import experiment, pairs
 from fedlag.experiment import flat
 from fedlag.lag import LAG
-from fedlag.report.evidence import Evidence, Row, spread, title
+from fedlag.report.evidence import Evidence, Row, spread
 from fedlag.report.stability import Decision, decisions
-from fedlag.results import Run
+from fedlag.results import Run, title
 
 ROOM = 500_000  # characters that all cosines together may take in the page
 CELLS = 6_000  # rounds of a layer in all maps together

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from fedlag import labels, results
 from fedlag.errors import unknown
-from fedlag.results import TITLES, Comparison, Method, Run
+from fedlag.results import Comparison, Run, title
 
 Row = dict[str, Any]
 
@@ -50,7 +50,7 @@ def gather(runs: Sequence[Run], focus: str | None = None) -> Evidence:
     elif focus not in known:
         raise unknown("method", focus, known)
     first = [name for name in dict.fromkeys((focus, *TO_BEAT)) if name in known]
-    others = sorted(known.keys() - first, key=lambda name: (-accuracy(known[name]), name))
+    others = sorted(known.keys() - first, key=lambda name: (-known[name].accuracy, name))
     ordered = {name: known[name] for name in (*first, *others)}
     return Evidence(focus, dataclasses.replace(comparison, methods=ordered), tuple(runs))
 
@@ -58,18 +58,8 @@ def gather(runs: Sequence[Run], focus: str | None = None) -> Evidence:
 def _focus(comparison: Comparison, runs: Sequence[Run]) -> str:
     """FedLAG if it was run, else the first method that measures conflicts, else the most accurate."""
     measuring = [run.method for run in runs if run.layers["pairs"].null_count < len(run.layers)]
-    best = max(comparison.methods.values(), key=accuracy).name
+    best = max(comparison.methods.values(), key=lambda method: method.accuracy).name
     return "fedlag" if "fedlag" in comparison.methods else (measuring or [best])[0]
-
-
-def title(method: str) -> str:
-    return TITLES.get(method, method)
-
-
-def accuracy(method: Method) -> float:
-    estimate = method.over_seeds("accuracy")
-    assert estimate is not None
-    return estimate.mean
 
 
 def curves(evidence: Evidence) -> list[Row]:

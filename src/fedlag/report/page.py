@@ -17,19 +17,24 @@ from fedlag.report.evidence import Evidence, Row
 COLUMNS = {
     "accuracy %": "Mean over clients of each client's own model on its own test examples, in the round chosen on "
     "validation data; ± the standard deviation over seeds.",
+    "weighted": "The same, every test example counting alike instead of every client.",
+    "median": "The client in the middle.",
     "worst 10%": "Mean of the worst tenth of the clients in that round.",
-    "last": "The same mean after the last round.",
-    "optimistic": "The same mean in the round that happens to be best on test data: nobody can choose it beforehand.",
-    "gain": "Percentage points over training alone, mean over clients and seeds.",
+    "last": "The mean after the last round.",
+    "optimistic": "The mean in the round that happens to be best on test data: nobody can choose it beforehand.",
+    "gain": "Percentage points over training alone, mean over clients and seeds; ± half the 95 % interval over seeds.",
     "+/-/=": "How many clients gain over training alone, lose against it, and stay equal, all seeds together.",
+    "Local": "Against training alone: beats, loses, or open where the corrected tests show no difference.",
+    "FedAvg+FT": "The same against FedAvg whose clients train once more before they are scored.",
     "MB": "Megabytes of tensors sent in training, both ways, all clients together.",
+    "trials": "Runs that were made to choose the settings.",
 }
 
 
 def render(found: Evidence) -> str:
     """The whole page."""
     curves, heads = evidence.curves(found), evidence.headlines(found)
-    methods = [evidence.title(method) for method in found.methods]
+    methods = [results.title(method) for method in found.methods]
     gains, holdings = evidence.gains(found), evidence.holdings(found)
     measured = disagreement.gather(found)
     cells, matrices = disagreement.cells(measured), disagreement.matrices(measured)
@@ -55,13 +60,15 @@ def render(found: Evidence) -> str:
         "matrices": matrices,
         "xi": {one.name: one.xi for one in measured},
     }
+    leaders = found.comparison.leaders
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
-            focus=evidence.title(found.focus),
+            focus=results.title(found.focus),
             verdict=results.verdict(found.comparison, found.focus),
-            table=results.printable(found.comparison),
+            tables=[results.printable(found.comparison), results.standings(found.comparison)],
+            leader=results.title(leaders[0]) if len(leaders) == 1 else None,
             columns=COLUMNS,
             methods=methods,
             plain=figures.PLAIN,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlag.report.evidence import Evidence, Row, title
-from fedlag.results import Run
+from fedlag.report.evidence import Evidence, Row
+from fedlag.results import Run, title
 
 PLACES = ("data.root", "data.file")  # where things lie on somebody's disk
 
