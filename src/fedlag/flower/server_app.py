@@ -23,6 +23,7 @@ from fedlag.experiment import Experiment
 from fedlag.federation.choice import Choice
 from fedlag.files import write_atomically, writing
 from fedlag.flower.federation import Flower
+from fedlag.flower.orphan import end_when_orphaned
 from fedlag.flower.roster import Roster
 from fedlag.flower.site import experiment_of
 from fedlag.flower.wire import Hello
@@ -53,6 +54,7 @@ def server_app(file: str | Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        end_when_orphaned()
         given = {key: context.run_config[key] for key in ("folder", "timeout", "minimum") if key in context.run_config}
         run(experiment_of(home, context), grid, Settings(**given))  # type: ignore[arg-type]
 
