@@ -187,9 +187,10 @@ def test_the_order_of_rows_is_compared_where_the_paper_tells_them_apart():
         ("c", "x"): made_up(3.0, 95.0),
         ("d", "x"): made_up(4.0, 95.0),
         ("e", "x"): made_up(5.0, None),
+        ("f", "x"): made_up(4.0, 70.0),  # level with d, which is no order
         ("a", "y"): made_up(9.0, 1.0),
     }
-    assert judge.order(one, "x") == (4, 5)
+    assert judge.order(one, "x") == (4, 9)
     assert one["b", "x"].difference == -78.0
 
 
