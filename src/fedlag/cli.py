@@ -68,11 +68,18 @@ def _told(logs: tuple[str, ...]) -> list[str]:
 
 
 SETTINGS = (
-    *("algorithm", "seed", "rounds", "evaluate_every", "federation", "sampling.fraction"),
+    *("algorithm", "seed", "rounds", "evaluate_every", "federation", "store", "sampling.fraction"),
     *("personal.k", "personal.xi", "personal.warmup", "personal.mode", "personal.unit", "personal.norm"),
     *("data.name", "data.root", "data.clients", "data.split", "data.alpha", "data.seed", "data.limit"),
     *("model.name", "model.norm", "model.hidden"),
-    *("training.lr", "training.batch", "training.epochs", "training.momentum", "training.weight_decay"),
+    *(
+        "training.lr",
+        "training.batch",
+        "training.epochs",
+        "training.momentum",
+        "training.weight_decay",
+        "training.precision",
+    ),
 )
 
 changes = click.argument("changes", nargs=-1, callback=_changes, metavar="[EXPERIMENT.toml] [KEY=VALUE]...",

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,7 +96,8 @@ class Deployment:
     def kill(self, name: str) -> None:
         """As a power failure would: the program and whatever it started, without a word."""
         program = self.programs.pop(name)
-        os.killpg(program.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it had ended already
+            os.killpg(program.pid, signal.SIGKILL)
         program.wait()
 
     def stop(self) -> None:

@@ -48,7 +48,7 @@ def choose(name: str, task: Task, source: Source, workers: int | None = None) ->
         return Choice(name, "as asked", workers)
     reason = obstacle(task)
     if not reason:
-        return Choice("batched", "fully connected layers: many clients train as one batched matrix product", workers)
+        return Choice("batched", "many clients at once, as batched matrix products", workers)
     if workers == 1:
         return Choice("sequential", "one core for one client after another", 1)
     batch = first_batch(task, source)
@@ -57,7 +57,7 @@ def choose(name: str, task: Task, source: Source, workers: int | None = None) ->
     seconds = step_seconds(task, batch)
     if seconds < LONG_STEP:
         return Choice("sequential", f"a step takes {seconds * 1000:.2g} ms, too short to share out", 1)
-    return Choice("threaded", f"a client on each of {workers} cores; a step takes {seconds * 1000:.2g} ms", workers)
+    return Choice("threaded", f"one client on each of {workers} cores; a step takes {seconds * 1000:.2g} ms", workers)
 
 
 def make(choice: Choice, task: Task, source: Source, seed: int) -> Federation:
