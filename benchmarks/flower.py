@@ -17,6 +17,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -247,26 +248,36 @@ def engine(kind: str, folder: Path) -> Iterator[Deployment]:
         yield made
 
 
-def cpu(folder: Path) -> float:
-    """CPU seconds of all processes of a deployment, those that have ended included."""
-    mark = f"FLWR_HOME={folder / 'flwr'}".encode()
-    ticks = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                ticks += sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[11:15]))
-        except OSError:
-            continue  # it has just ended
-    return ticks / os.sysconf("SC_CLK_TCK")
+class Meter(threading.Thread):
+    """CPU seconds of all processes of a deployment, looked at twice a second: those that end are not forgotten."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.mark = f"FLWR_HOME={folder / 'flwr'}".encode()
+        self.ticks: dict[tuple[str, str], int] = {}  # (process, when it started) -> its own
+
+    def run(self) -> None:
+        while True:
+            for process in Path("/proc").glob("[0-9]*"):
+                try:
+                    if self.mark in (process / "environ").read_bytes().split(b"\0"):
+                        fields = (process / "stat").read_text().rpartition(")")[2].split()
+                        self.ticks[process.name, fields[19]] = int(fields[11]) + int(fields[12])
+                except OSError:
+                    continue  # it has just ended
+            time.sleep(0.5)
+
+    def seconds(self) -> float:
+        return sum(list(self.ticks.values())) / os.sysconf("SC_CLK_TCK")
 
 
-def timed(made: Deployment, app: Path, **config: object) -> tuple[float, float]:
+def timed(made: Deployment, meter: Meter, app: Path, **config: object) -> tuple[float, float]:
     """Wall-clock and CPU seconds of a run."""
     federation = f"num-supernodes={CLIENTS} {RESOURCES}" if made.simulation else ""
-    wall, work = time.monotonic(), cpu(made.folder)
+    wall, work = time.monotonic(), meter.seconds()
     done = made.run(app, federation=federation, **config)
     assert done.status == "finished:completed", done.log
-    return time.monotonic() - wall, cpu(made.folder) - work
+    return time.monotonic() - wall, meter.seconds() - work
 
 
 def measure(kind: str, rounds: int, repeats: int) -> list[dict[str, object]]:
@@ -277,12 +288,14 @@ def measure(kind: str, rounds: int, repeats: int) -> list[dict[str, object]]:
         plain = write_plain(folder / "plain")
         seconds: dict[tuple[str, int], list[tuple[float, float]]] = {}
         with engine(kind, folder / "engine") as made:
+            meter = Meter(made.folder)
+            meter.start()
             for repeat in range(repeats):
                 for count in (1, rounds):
                     run = f"run-{repeat}-{count}"
-                    ours = timed(made, folder / "ours", folder=run, changes=f"rounds={count}", minimum=CLIENTS)
+                    ours = timed(made, meter, folder / "ours", folder=run, changes=f"rounds={count}", minimum=CLIENTS)
                     seconds.setdefault(("fedlag", count), []).append(ours)
-                    seconds.setdefault(("Flower's FedAvg", count), []).append(timed(made, plain, rounds=count))
+                    seconds.setdefault(("Flower's FedAvg", count), []).append(timed(made, meter, plain, rounds=count))
     rows = []
     for app in ("Flower's FedAvg", "fedlag"):
         row: dict[str, object] = {"engine": kind, "app": app}
