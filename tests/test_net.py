@@ -258,3 +258,19 @@ def test_parameters_shared_between_body_and_head_are_refused():
     net.head.weight = net.body[0].weight
     with pytest.raises(InputError, match=r"share body\.0\.weight"):
         Model(net)
+
+
+def test_another_model_shares_values_and_nothing_else():
+    model = Model(Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3)), nn.Linear(3, 2)))
+    twin, params, x = model.another(), model.init(), torch.randn(5, 1, 2, 2)
+    assert twin.net.head.weight is model.net.head.weight
+    model.eval()
+    twin.train(model.parameter_names)
+    assert not model.net.head.training
+    assert twin.net.head.training
+    twin.eval()
+    changed = {name: value + 1 for name, value in params.items()}
+    before = model(params, x)
+    twin(changed, x)
+    assert torch.equal(model(params, x), before)
+    assert torch.equal(twin(changed, x), model(changed, x))

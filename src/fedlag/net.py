@@ -74,6 +74,14 @@ class Model:
         self._head = _places(self.net, "head", known)
         self._modes = [(module, self._moved_by(name, module)) for name, module in self.net.named_modules()]
 
+    def another(self) -> Model:
+        """The same for another thread: modules of its own, because what they are doing is noted on them.
+
+        Values are shared; nobody changes them.
+        """
+        values = [*self.net.parameters(), *self.net.buffers()]
+        return copy.deepcopy(self, {id(value): value for value in values})
+
     def init(self) -> Params:
         """The network's present values: parameters first, then statistics (buffers that are not counters)."""
         values = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}

@@ -13,7 +13,6 @@ import torch
 from fedlag.federation.sequential import One, Sequential
 from fedlag.federation.work import Source
 from fedlag.federation.workers import cores, pool
-from fedlag.net import Model
 from fedlag.randomness import draws
 from fedlag.round import Task
 
@@ -61,11 +60,10 @@ class Threaded(Sequential):
             self._idle.put(task)
 
     def _hire(self, client: int) -> None:
-        """A task with a network of its own for every worker: what a network is doing is noted on its modules."""
+        """A task for every worker."""
         self._draws = draws(self.task.model, self.source(client, "train").x[:2])
         for _ in range(self.workers):
-            model = Model(self.task.model.net)
-            self._idle.put(dataclasses.replace(self.task, model=model, draws=self._draws))
+            self._idle.put(dataclasses.replace(self.task, model=self.task.model.another(), draws=self._draws))
 
     def _size(self, client: int) -> int:
         if client not in self._sizes:
