@@ -71,6 +71,7 @@ def rounds(
             after, step = server._replace(round=server.round + 1), None
         else:
             after, step = server_round(task, server, gathered.replies)
+        gathered = gathered._replace(replies=None)  # as large as all clients; the next round needs the room
         if gathered.lost:
             after = after._replace(
                 met={client: met for client, met in after.met.items() if client not in gathered.lost}
