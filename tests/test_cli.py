@@ -130,6 +130,7 @@ def test_an_interrupted_comparison_ends_at_once_and_takes_its_processes_along(tm
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def is_gone(group: int) -> bool:

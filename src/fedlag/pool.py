@@ -37,11 +37,11 @@ def execute_all(work: Sequence[tuple[Experiment, Path]], workers: int | None = N
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        waiting = {
-            pool.submit(execute, experiment, place, workers=each): (experiment, place) for experiment, place in work
-        }
-        read = dict.fromkeys((place for _, place in work), 0)
         try:
+            waiting = {
+                pool.submit(execute, experiment, place, workers=each): (experiment, place) for experiment, place in work
+            }
+            read = dict.fromkeys((place for _, place in work), 0)
             while waiting:
                 time.sleep(GLANCE)
                 for future in list(waiting):
@@ -50,6 +50,7 @@ def execute_all(work: Sequence[tuple[Experiment, Path]], workers: int | None = N
                         del waiting[future]
                         future.result()  # raises what the process raised
         except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # nobody is to begin what waits
             for process in set(multiprocessing.active_children()) - others:
                 process.kill()  # a run takes no harm, and nobody wants to wait for it
             raise
