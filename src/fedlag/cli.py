@@ -13,6 +13,7 @@ import click
 from fedlag.errors import InputError
 from fedlag.sinks import SINKS
 
+DEMO = Path(__file__).with_name("demo.toml")  # what is compared where no file is given
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -72,18 +73,13 @@ SETTINGS = (
     *("personal.k", "personal.xi", "personal.warmup", "personal.mode", "personal.unit", "personal.norm"),
     *("data.name", "data.root", "data.clients", "data.split", "data.alpha", "data.seed", "data.limit"),
     *("model.name", "model.norm", "model.hidden"),
-    *(
-        "training.lr",
-        "training.batch",
-        "training.epochs",
-        "training.momentum",
-        "training.weight_decay",
-        "training.precision",
-    ),
+    *("training.lr", "training.batch", "training.epochs", "training.momentum"),
+    *("training.weight_decay", "training.precision"),
 )
 
 changes = click.argument("changes", nargs=-1, callback=_changes, metavar="[EXPERIMENT.toml] [KEY=VALUE]...",
                          shell_complete=_complete)  # fmt: skip
+at_once = click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
 on_cores = click.option("--workers", type=click.IntRange(1), help="Cores to use; all of them unless given.")
 log = click.option("--log", "logs", multiple=True, type=click.Choice(list(SINKS)),
                    help="Also tell this of every round; may be given again.")  # fmt: skip
@@ -109,7 +105,7 @@ def main() -> None:
 @main.command()
 @changes
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of all runs of this comparison.")
-@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@at_once
 @log
 @as_json
 def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, logs: tuple[str, ...],
@@ -129,7 +125,7 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
     from fedlag import console, execution, experiment, results
 
     source, overrides = changes
-    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides, *_told(logs))
+    base = experiment.settings(source or DEMO, *overrides, *_told(logs))
     experiments = experiment.variants(base)
     folder = out or execution.RUNS / f"compare-{Path(source).stem if source else 'demo'}"
     with console.watching(experiments, quiet=as_json) as watch:
@@ -146,7 +142,7 @@ def compare(changes: tuple[str | None, tuple[str, ...]], out: Path | None, worke
 @main.command()
 @changes
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of all trials.")
-@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@at_once
 @as_json
 def tune(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, as_json: bool) -> None:
     """Choose every method's learning rate on validation data, over the same grid, and write what to compare then.
@@ -161,7 +157,7 @@ def tune(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers:
     from fedlag import tune as tuning
 
     source, overrides = changes
-    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides)
+    base = experiment.settings(source or DEMO, *overrides)
     stem = Path(source).stem if source else "demo"
     folder = out or execution.RUNS / f"tune-{stem}"
     experiments = [one for _, _, seeds in tuning.trials(base) for one in seeds]
@@ -180,7 +176,7 @@ def tune(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers:
 @main.command()
 @changes
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of all runs and of the results store.")
-@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@at_once
 @log
 @as_json
 def sweep(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers: int | None, logs: tuple[str, ...],
@@ -217,7 +213,7 @@ def sweep(changes: tuple[str | None, tuple[str, ...]], out: Path | None, workers
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Directory of all experiments; runs/reproduce unless given."
 )
-@click.option("--workers", type=click.IntRange(1), help="Processes at once; one per core unless given.")
+@at_once
 @as_json
 def reproduce(name: str | None, overrides: tuple[str, ...], scale: str, rows: tuple[str, ...],
               columns: tuple[str, ...], seeds: int | None, out: Path | None, workers: int | None,
@@ -430,7 +426,7 @@ def lemma(changes: tuple[str | None, tuple[str, ...]], out: Path, rounds: int, a
     from fedlag import lemma as theory
 
     source, overrides = changes
-    base = experiment.settings(source or Path(__file__).with_name("demo.toml"), *overrides)
+    base = experiment.settings(source or DEMO, *overrides)
     one = experiment.load(
         {key: value for key, value in base.items() if key not in ("compare", "personal", "algorithm")}
     )

@@ -317,11 +317,15 @@ def _override(settings: Table, override: str) -> Table:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise InputError(f"{override!r} is not an override; write key=value, for example training.lr=0.1.")
+    return change(settings, key, typed(text))
+
+
+def typed(text: str) -> Any:
+    """What somebody typed for a setting: TOML, or text where it isn't."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
-    return change(settings, key, value)
+        return text
 
 
 def change(settings: Mapping[str, Any], key: str, value: Any) -> Table:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from threading import RLock
 
@@ -29,17 +29,18 @@ _switch = RLock()  # the choice is one for the whole process
 @contextmanager
 def fast_products() -> Iterator[None]:
     """Float32 matrix products on the CPU take the fast kernel, if this machine has one that is as exact."""
-    if os.environ.get(SETTING) == "stock" or not exact():
-        yield
-        return
-    with _allowed():
+    with _allowed() if _wanted() else nullcontext():
         yield
 
 
 def prefer_fast_products() -> None:
     """The same for all of this process from now on; whoever trains calls this, so that every federation agrees."""
-    if os.environ.get(SETTING) != "stock" and exact():
+    if _wanted():
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
+
+
+def _wanted() -> bool:
+    return os.environ.get(SETTING) != "stock" and exact()
 
 
 @cache

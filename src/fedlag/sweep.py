@@ -13,7 +13,7 @@ import numpy as np
 from fedlag import check, gather
 from fedlag.config import Table
 from fedlag.errors import InputError
-from fedlag.experiment import Comparison, Experiment, change, over_seeds, variants
+from fedlag.experiment import Comparison, Experiment, change, over_seeds, typed, variants
 from fedlag.pool import Watch, execute_all, ignore
 
 SHOWN = ("accuracy", "worst_tenth", "last")
@@ -82,19 +82,12 @@ def _values(word: str) -> tuple[str, list[Any]]:
     try:
         values = tomllib.loads(f"values = [{text}]")["values"]
     except tomllib.TOMLDecodeError:
-        values = [_text_or_number(part.strip()) for part in text.split(",")]
+        values = [typed(part.strip()) for part in text.split(",")]
     if not (equals and key.strip() and values):
         raise InputError(f"{word!r} sweeps nothing; write key=value,value,… for example personal.k=0,3,5.")
     if key.strip() == SEEDS and len(values) > 1:
         raise InputError(f"{word!r} is not allowed; seeds is how many there are, and `seed=0,7` says which.")
     return key.strip(), values
-
-
-def _text_or_number(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _percent(values: Sequence[float]) -> str:

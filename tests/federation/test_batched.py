@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from laws import federations
 from laws.federations import ALL, Cohorts, assert_equal, conv, double, mlp, ragged, run, start
 from torch import nn
 
@@ -56,10 +57,7 @@ TRAININGS = {
 
 
 def assert_as_one_by_one(algorithm, **setup):
-    setup = {"net": lambda: mlp().double(), "source": double(ragged()), "sampling": ALL, "number": 2, **setup}
-    done, reference = run(algorithm, federation=Batched, **setup), run(algorithm, **setup)
-    assert_equal([one.server for one in done.rounds], [one.server for one in reference.rounds], 1e-10)
-    return done.federation.obstacle
+    return federations.assert_as_one_by_one(Batched, algorithm, **{"net": lambda: mlp().double(), **setup})
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 import pytest
-from laws.federations import ALL, SEED, Cohorts, assert_equal, conv, double, mlp, noisy, ragged, run, same, start
+from laws import federations
+from laws.federations import ALL, SEED, Cohorts, assert_equal, conv, mlp, noisy, ragged, run, same, start
 
 from fedlag.algorithm import Phase, Steps, Training
 from fedlag.algorithms import REGISTRY, FedAvg
@@ -22,10 +23,7 @@ TRAININGS = {
 
 
 def assert_as_one_by_one(algorithm, **setup):
-    setup = {"net": lambda: conv().double(), "source": double(ragged()), "sampling": ALL, "number": 2, **setup}
-    done, reference = run(algorithm, federation=Vectorized, **setup), run(algorithm, **setup)
-    assert_equal([one.server for one in done.rounds], [one.server for one in reference.rounds], 1e-10)
-    return done.federation.obstacle
+    return federations.assert_as_one_by_one(Vectorized, algorithm, **{"net": lambda: conv().double(), **setup})
 
 
 @pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS)

@@ -311,6 +311,15 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
+def assert_as_one_by_one(federation: Callable[..., Any], algorithm: Algorithm, **setup: Any) -> str:
+    """The federation ends where clients one by one end, in float64; returns why nobody trained together."""
+    setup = {"source": double(ragged()), "sampling": ALL, "number": 2, **setup}
+    done, reference = run(algorithm, federation=federation, **setup), run(algorithm, **setup)
+    assert_equal([one.server for one in done.rounds], [one.server for one in reference.rounds], 1e-10)
+    obstacle: str = done.federation.obstacle
+    return obstacle
+
+
 def close(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = 1e-6) -> bool:
     return a.keys() == b.keys() and all(torch.allclose(a[name], b[name], rtol=0, atol=tolerance) for name in a)
 

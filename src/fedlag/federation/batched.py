@@ -21,8 +21,8 @@ ELEMENTWISE = (SGD, Adagrad, Adam, Yogi)  # step every entry by itself, so stack
 def obstacle(task: Task) -> str:
     """What keeps this task's clients from training many at once; empty if nothing does."""
     algorithm, name = task.algorithm, type(task.algorithm).__name__
-    if coarse(task):
-        return coarse(task)
+    if reason := coarse(task):
+        return reason
     for question in ("step", "loss", "predict"):
         if getattr(type(algorithm), question) is not getattr(Algorithm, question):
             return f"{name} has a {question} of its own"
