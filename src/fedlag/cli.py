@@ -95,7 +95,7 @@ def main() -> None:
     many pairs of clients move in opposite directions stays personal for the next round, all others are averaged.
 
     \b
-    Start here:    fedlag compare                              real digits, six methods, under a minute
+    Start here:    fedlag compare                              real digits, seven methods, under a minute
     One run:       fedlag run algorithm=fedlag data.name=mnist data.alpha=0.1
     From a file:   fedlag run experiment.toml algorithm=fedper personal.k=3
     What exists:   fedlag list methods                         also: models, data, runs
