@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fedlag
 
@@ -63,7 +63,7 @@ class Deployment:
             *("--disable-runtime-dependency-installation", *self.superlink),
             *(("--simulation",) if self.simulation else ()),
         )
-        until(lambda: listens(self.port) or self._ended("superlink"), "the SuperLink listens")
+        self._listens()
 
     def start_node(self, client: int, clients: int, options: Sequence[str] = ("--insecure",), **config: object) -> str:
         """A SuperNode for one client; returns its name."""
@@ -76,12 +76,32 @@ class Deployment:
         )
         return name
 
-    def start(self, name: str, program: str, *arguments: str) -> None:
-        self._commands[name] = [str(PROGRAMS / program), *arguments]
-        self.restart(name)
+    def kill(self, name: str) -> None:
+        """As a power failure would: the program and whatever it started, without a word."""
+        program = self.programs.pop(name)
+        with suppress(ProcessLookupError):  # it had ended already
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
 
     def restart(self, name: str) -> None:
-        """Start a program again as it was started before."""
+        """A power failure, and everything as it was started before."""
+        self.kill(name)
+        self._open(name)
+        if name == "superlink":
+            self._listens()
+
+    def stop(self) -> None:
+        for name in list(self.programs):
+            self.kill(name)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def start(self, name: str, program: str, *arguments: str) -> None:
+        self._commands[name] = [str(PROGRAMS / program), *arguments]
+        self._open(name)
+
+    def _open(self, name: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.programs[name] = subprocess.Popen(
                 self._commands[name],
@@ -93,19 +113,8 @@ class Deployment:
                 start_new_session=True,
             )
 
-    def kill(self, name: str) -> None:
-        """As a power failure would: the program and whatever it started, without a word."""
-        program = self.programs.pop(name)
-        with suppress(ProcessLookupError):  # it had ended already
-            os.killpg(program.pid, signal.SIGKILL)
-        program.wait()
-
-    def stop(self) -> None:
-        for name in list(self.programs):
-            self.kill(name)
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
+    def _listens(self) -> None:
+        until(lambda: listens(self.port) or self._ended("superlink"), "the SuperLink listens")
 
     def _ended(self, name: str) -> bool:
         if self.programs[name].poll() is None:
@@ -123,16 +132,21 @@ class Deployment:
         settings = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
         extra = [*(("--run-config", settings) if settings else ())]
         extra += ["--federation-config", federation] if federation else []
-        answer = self.flwr("run", str(app), "here", "--format", "json", *extra)
-        return int(json.loads(answer[answer.index("{") :])["run-id"])
+        return int(self._told("run", str(app), "here", *extra)["run-id"])
 
     def wait(self, run: int, patience: float = PATIENCE) -> Outcome:
         until(lambda: self.status(run).startswith("finished"), f"run {run} finishes", patience, pause=1.0)
         return Outcome(self.status(run), self.flwr("log", str(run), "here", "--show"))
 
     def status(self, run: int) -> str:
-        answer = json.loads(self.flwr("list", "here", "--run-id", str(run), "--format", "json"))
-        return str(answer["runs"][0]["status"])
+        return str(self._told("list", "here", "--run-id", str(run))["runs"][0]["status"])
+
+    def _told(self, *arguments: str) -> dict[str, Any]:
+        """What flwr says in JSON. It ends well even where it says that something failed."""
+        answer = self.flwr(*arguments, "--format", "json")
+        told: dict[str, Any] = json.loads(answer[answer.index("{") :])
+        assert told["success"], f"flwr {' '.join(arguments)} failed: {answer}"
+        return told
 
     def flwr(self, *arguments: str) -> str:
         self._write_connection()

@@ -17,7 +17,7 @@ from pathlib import Path
 from fedlag import experiment
 from fedlag.flower.new import new
 from fedlag.results import read
-from flower.deployment import Deployment, deployment
+from flower.deployment import deployment
 from flower.runs import in_process, same, scores, server_of
 
 CLIENTS = 4
@@ -44,21 +44,13 @@ def soak(folder: Path, rounds: int, seed: int, pause: tuple[float, float], timeo
                 victim = chance.choice(["superlink", *(f"node-{client}" for client in range(CLIENTS))])
                 killed[victim] += 1
                 print(f"{rounds_of(done)} rounds; killing {victim}", flush=True)
-                kill(made, victim)
+                made.restart(victim)
     dropped = [(row["round"], row["client"]) for row in read(done).dropped.to_pylist()]
     for row in read(done).dropped.to_pylist():
         print(f"round {row['round']}: client {row['client']} {row['reason']}")
     print(f"killed: {dict(killed)}; left out: {len(dropped)} of {rounds * CLIENTS} replies")
     expected = in_process(one, folder, dropped)
     return same(server_of(done), server_of(expected)) and scores(done) == scores(expected)
-
-
-def kill(made: Deployment, victim: str) -> None:
-    made.kill(victim)
-    if victim == "superlink":
-        made.start_superlink()
-    else:
-        made.restart(victim)
 
 
 def finished(run: Path) -> bool:

