@@ -7,6 +7,7 @@ from fedlag.algorithms import REGISTRY, FedAvg
 from fedlag.federation import choice
 from fedlag.federation.batched import Batched
 from fedlag.federation.choice import FEDERATIONS, NAMES, choose, make
+from fedlag.federation.processes import Processes
 from fedlag.federation.sequential import Sequential
 from fedlag.federation.threaded import Threaded
 from fedlag.net import Model
@@ -28,8 +29,9 @@ def steps_take(monkeypatch):
         (mlp, "fedavg", 1.0, 4, "batched"),
         (conv, "fedavg", 1.0, 4, "threaded"),
         (conv, "fedavg", 1.0, 1, "sequential"),
-        (conv, "fedavg", 1e-5, 4, "sequential"),
-        (noisy, "fedavg", 1.0, 4, "sequential"),
+        (conv, "fedavg", 1e-5, 4, "processes"),
+        (conv, "fedavg", 1e-5, 1, "sequential"),
+        (noisy, "fedavg", 1.0, 4, "processes"),
         (mlp, "moon", 1.0, 4, "threaded"),
     ],
 )
@@ -38,6 +40,13 @@ def test_the_choice(steps_take, net, method, seconds, workers, name):
     chosen = choose("auto", task(net, REGISTRY[method]()), ragged(), workers)
     assert chosen.name == name
     assert chosen.why
+
+
+@pytest.mark.parametrize(("net", "seconds"), [(conv, 1e-5), (noisy, 1.0)])
+def test_where_a_process_cannot_be_copied_clients_go_one_by_one(steps_take, monkeypatch, net, seconds):
+    steps_take(seconds)
+    monkeypatch.setattr(choice, "FORKS", False)
+    assert choose("auto", task(net), ragged(), 4).name == "sequential"
 
 
 def test_what_decides_the_last_bits_does_not_depend_on_the_machine(steps_take):
@@ -52,7 +61,7 @@ def test_a_name_is_a_wish(name):
     assert (chosen.name, chosen.workers) == (name, 2)
     made = make(chosen, task(conv), ragged(), 0)
     assert isinstance(made, Sequential)
-    assert isinstance(made, {"threaded": Threaded, "batched": Batched}.get(name, Sequential))
+    assert isinstance(made, {"threaded": Threaded, "processes": Processes, "batched": Batched}.get(name, Sequential))
 
 
 def test_a_step_is_timed():

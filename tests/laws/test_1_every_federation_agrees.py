@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedlag.federation.batched import Batched
+from fedlag.federation.processes import Processes
 from fedlag.federation.sequential import Sequential
 from fedlag.federation.threaded import Threaded
 from fedlag.federation.vectorized import Vectorized
@@ -29,6 +30,7 @@ from laws.federations import (
 FEDERATIONS: dict[str, Callable[..., Any]] = {
     "sequential": Sequential,
     "threaded": partial(Threaded, workers=3),
+    "processes": partial(Processes, workers=3),
     "batched": Batched,  # which takes no convolutional network
 }
 AT_ONCE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # the same sums in another order

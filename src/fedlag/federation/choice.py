@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fedlag.federation import Federation
 from fedlag.federation.batched import Batched, obstacle
+from fedlag.federation.processes import FORKS, Processes
 from fedlag.federation.sequential import Sequential, one_thread
 from fedlag.federation.threaded import Threaded
 from fedlag.federation.vectorized import Vectorized
@@ -24,6 +25,7 @@ Make = Callable[[Task, Source, int, int], Federation]
 FEDERATIONS: dict[str, Make] = {
     "sequential": lambda task, source, seed, workers: Sequential(task, source, seed),
     "threaded": Threaded,
+    "processes": Processes,
     "batched": Batched,
     "vectorized": Vectorized,
 }
@@ -52,12 +54,18 @@ def choose(name: str, task: Task, source: Source, workers: int | None = None) ->
     if workers == 1:
         return Choice("sequential", "one core for one client after another", 1)
     batch = first_batch(task, source)
-    if draws(task.model, batch.x[:2]):
-        return Choice("sequential", "the network draws random numbers, and there is one generator", 1)
     seconds = step_seconds(task, batch)
-    if seconds < LONG_STEP:
-        return Choice("sequential", f"a step takes {seconds * 1000:.2g} ms, too short to share out", 1)
-    return Choice("threaded", f"one client on each of {workers} cores; a step takes {seconds * 1000:.2g} ms", workers)
+    if draws(task.model, batch.x[:2]):
+        reason = "the network draws random numbers, and a process has one generator"
+    elif seconds < LONG_STEP:
+        reason = f"a step takes {seconds * 1000:.2g} ms, too short for threads"
+    else:
+        return Choice(
+            "threaded", f"one client on each of {workers} cores; a step takes {seconds * 1000:.2g} ms", workers
+        )
+    if FORKS:
+        return Choice("processes", f"{reason}: one on each of {workers} cores", workers)
+    return Choice("sequential", reason, 1)
 
 
 def make(choice: Choice, task: Task, source: Source, seed: int) -> Federation:

@@ -122,7 +122,7 @@ class Together(Threaded):
 
     def _cohorts(self, clients: Iterable[int]) -> dict[int, list[int]]:
         """Those who train together, by who has most examples; none while something is in the way."""
-        sizes = {} if self.obstacle else {client: self._size(client) for client in clients}
+        sizes = {} if self.obstacle else {client: self._longest_first.size(client) for client in clients}
         sizes = {client: size for client, size in sizes.items() if size}
         return {cohort[0]: cohort for cohort in cohorts(sizes, self._most)}
 

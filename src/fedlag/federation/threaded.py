@@ -12,7 +12,7 @@ import torch
 
 from fedlag.federation.sequential import One, Sequential
 from fedlag.federation.work import Source
-from fedlag.federation.workers import cores, pool
+from fedlag.federation.workers import LongestFirst, cores, pool
 from fedlag.randomness import draws
 from fedlag.round import Task
 
@@ -31,11 +31,11 @@ class Threaded(Sequential):
         self.workers = workers or cores()
         self._pool = pool(self.workers)
         self._idle = SimpleQueue[Task]()
-        self._sizes: dict[int, int] = {}
+        self._longest_first = LongestFirst(source)
         self._draws: bool | None = None
 
     def _each(self, one: One[T], clients: Iterable[int]) -> Iterator[tuple[int, T]]:
-        order = sorted(clients, key=self._size, reverse=True)
+        order = self._longest_first(clients)
         if self._draws is None and order:
             self._hire(order[0])
         before = torch.get_rng_state()
@@ -49,7 +49,7 @@ class Threaded(Sequential):
         if not (self._draws or torch.equal(before, torch.get_rng_state())):
             raise RuntimeError(
                 f"{type(self.task.algorithm).__name__} draws from PyTorch's own generator, of which there is one for "
-                "all threads; use federation = 'sequential', or draw from a generator seeded by local.work.seed(…)."
+                "all threads; use federation = 'processes' or 'sequential', or draw from one seeded by local.work.seed(…)."
             )
 
     def _with_idle(self, one: One[T], client: int) -> T:
@@ -64,8 +64,3 @@ class Threaded(Sequential):
         self._draws = draws(self.task.model, self.source(client, "train").x[:2])
         for _ in range(self.workers):
             self._idle.put(dataclasses.replace(self.task, model=self.task.model.another(), draws=self._draws))
-
-    def _size(self, client: int) -> int:
-        if client not in self._sizes:
-            self._sizes[client] = len(self.source(client, "train").y)
-        return self._sizes[client]
