@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from fedlag import nets
 from fedlag.experiment import Experiment
 from fedlag.flow import Server
@@ -11,8 +13,10 @@ from fedlag.net import Model
 from fedlag.round import Task, begin
 
 
-def born(experiment: Experiment, shape: Sequence[int], classes: int, clients: int) -> tuple[Task, Server]:
-    """The same wherever it is called. shape: of one example, (channels, height, width)."""
+def born(
+    experiment: Experiment, shape: Sequence[int], classes: int, clients: int, device: torch.device | str = "cpu"
+) -> tuple[Task, Server]:
+    """The same wherever it is called. shape: of one example, (channels, height, width); device: of the parameters."""
     choice = experiment.model
     net = nets.build(
         choice.name,
@@ -23,4 +27,4 @@ def born(experiment: Experiment, shape: Sequence[int], classes: int, clients: in
         shortcut=choice.shortcut,
         seed=experiment.seed,
     )
-    return begin(experiment.algorithm, Model(net), experiment.training, clients, experiment.seed)
+    return begin(experiment.algorithm, Model(net.to(device)), experiment.training, clients, experiment.seed)

@@ -17,14 +17,14 @@ TINY = 1e-8  # added to probabilities before their logarithm
 
 def resampled(net: Model, params: Params, kept: float, seed: int) -> Params:
     """γ w + (1 - γ) w̃, with w̃ drawn as each module draws its initial weights. What no gradient moves stays."""
-    fresh = copy.deepcopy(net.net)
+    fresh = copy.deepcopy(net.net).cpu()  # every device draws other numbers
     with seeded(seed), torch.no_grad():
         for module in fresh.modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.track_running_stats = False  # the count of batches it would reset is taken out of every Model
             getattr(module, "reset_parameters", lambda: None)()
         drawn = {name: value for name, value in fresh.named_parameters() if name in net.parameter_names}
-        return {**params, **tree.map(lambda new, old: torch.lerp(new, old, kept), drawn, params)}
+        return {**params, **tree.map(lambda new, old: torch.lerp(new.to(old), old, kept), drawn, params)}
 
 
 def sliced_gaps(a: Tensor, b: Tensor) -> Tensor:

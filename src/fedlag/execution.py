@@ -10,29 +10,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
 
-from fedlag import checkpoint, labels, layers, sinks
+from fedlag import checkpoint, device, labels, layers, sinks
 from fedlag.birth import born
-from fedlag.data.federated import Federated, Part, federate
+from fedlag.data.federated import Federated, federate
 from fedlag.errors import InputError
 from fedlag.experiment import Experiment, load
 from fedlag.federation import Federation
 from fedlag.federation.choice import Choice, choose, make
 from fedlag.federation.sequential import Sequential, one_thread
-from fedlag.federation.work import HELD_OUT, Source
+from fedlag.federation.work import HELD_OUT
 from fedlag.files import write_atomically
-from fedlag.flow import Batch, Scores, Server
+from fedlag.flow import Scores, Server
 from fedlag.pairs import Pairs, kept
 from fedlag.round import STAGES, TRAINED, Task
 from fedlag.run import Round, Sampling, evaluate, rounds
+from fedlag.sources import own, pooled
 from fedlag.store import FILE, Store, wanted
 from fedlag.tables import Tables
 from fedlag.tables import candidates as candidate_layers
@@ -40,7 +40,6 @@ from fedlag.tables import candidates as candidate_layers
 Event = dict[str, Any]
 Notify = Callable[[Event], None]
 
-READY_LIMIT = 10**8  # numbers that may be kept as float32 besides the data as stored
 SAVING_SHARE = 0.05  # of the time may go into checkpoints
 RUNS = Path("runs")
 
@@ -66,12 +65,13 @@ def prepare(experiment: Experiment, workers: int | None = None) -> Prepared:
 
     workers: cores to use; all unless given. Results don't depend on it.
     """
+    where = device.present(experiment.device)
     federated = federate(experiment.data)
     shape, classes = federated.dataset.x.shape[1:], federated.dataset.classes
-    task, server = born(experiment, shape, classes, federated.clients)
-    source, sampling = _own(federated), experiment.sampling
+    task, server = born(experiment, shape, classes, federated.clients, where)
+    source, sampling = own(federated, where), experiment.sampling
     if experiment.algorithm.pooled:
-        source, sampling = _pooled(federated), Sampling(fraction=1 / federated.clients)
+        source, sampling = pooled(federated, where), Sampling(fraction=1 / federated.clients)
     choice = choose(experiment.federation, task, source, workers)
     federation = make(choice, task, source, experiment.seed)
     return Prepared(task, server, federation, choice, sampling, federated.hash, federated)
@@ -245,23 +245,6 @@ def _event(
         "skipped": done.step is None,
         "seconds": round(seconds, 3),
     }
-
-
-def _own(federated: Federated) -> Source:
-    """Everybody has its own examples, made ready once where they are few."""
-
-    def examples(client: int, part: str) -> Batch:
-        return Batch(*federated.examples(client, cast(Part, part)))
-
-    return cache(examples) if federated.dataset.x.numel() < READY_LIMIT else examples
-
-
-def _pooled(federated: Federated) -> Source:
-    """Everybody trains on everybody's examples, and is scored on its own."""
-    own = _own(federated)
-    everything = [own(client, "train") for client in range(federated.clients)]
-    together = Batch(torch.cat([batch.x for batch in everything]), torch.cat([batch.y for batch in everything]))
-    return lambda client, part: together if part == "train" else own(client, part)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import tomli_w
 
-from fedlag import algorithms, check, store
+from fedlag import algorithms, check, device, store
 from fedlag.algorithm import Algorithm, Training
 from fedlag.config import KINDS, Table, class_of, make_dataclass, make_kind, table
 from fedlag.data.settings import Data
@@ -86,6 +86,7 @@ class Experiment:
     seed: int = 0  # of initial weights, sampling and shuffles; the partition has its own, data.seed
     rounds: int = 100
     evaluate_every: int = 1
+    device: str = "cpu"  # where tensors live: "cpu", "cuda", "cuda:1"
     federation: str = "auto"  # how clients are trained on this machine
     store: str = "auto"  # where clients are kept between rounds: "memory", "disk", or by how much they keep; same bits
     data: Data = field(default_factory=Data)
@@ -99,6 +100,7 @@ class Experiment:
         check.count("trials", self.trials)
         check.count("rounds", self.rounds, least=1)
         check.count("evaluate_every", self.evaluate_every, least=1)
+        device.refuse_unknown(self.device)
         check.one_of("federation", self.federation, FEDERATIONS)
         check.one_of("store", self.store, store.WHERE)
 
@@ -111,6 +113,8 @@ class Experiment:
         """Names the run: equal settings, equal hash, wherever the data lie and whatever is said of the run."""
         settings = {key: value for key, value in self.table().items() if key not in ("label", "trials", "store", "log")}
         settings["data"] = {key: value for key, value in settings["data"].items() if key != "root"}
+        if self.device == "cpu":
+            del settings["device"]  # only on other devices numbers come out otherwise
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     @property

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from fedlag.errors import InputError, unknown
@@ -73,6 +74,11 @@ class Model:
         self._body = _places(self.net, "body", known)
         self._head = _places(self.net, "head", known)
         self._modes = [(module, self._moved_by(name, module)) for name, module in self.net.named_modules()]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return next(self.net.parameters()).device
 
     def another(self) -> Model:
         """The same for another thread: modules of its own, because what they are doing is noted on them.

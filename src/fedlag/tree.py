@@ -54,7 +54,7 @@ def sq_norm(a: Mapping[str, Tensor]) -> Tensor:
 
 def mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Params:
     """Weighted sum over the first dimension (clients) of every tensor; `weights` (clients,) sum to one."""
-    return map(lambda x: torch.tensordot(weights.to(x.dtype), x, dims=1), stacked)
+    return map(lambda x: torch.tensordot(weights.to(x), x, dims=1), stacked)
 
 
 def where(condition: Tensor, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:

@@ -1,9 +1,11 @@
 """Who trains the clients, where nobody says."""
 
 import pytest
+import torch
 from laws.federations import TRAINING, conv, mlp, noisy, ragged
 
 from fedlag.algorithms import REGISTRY, FedAvg
+from fedlag.errors import InputError
 from fedlag.federation import choice
 from fedlag.federation.batched import Batched
 from fedlag.federation.choice import FEDERATIONS, NAMES, choose, make
@@ -40,6 +42,14 @@ def test_the_choice(steps_take, net, method, seconds, workers, name):
     chosen = choose("auto", task(net, REGISTRY[method]()), ragged(), workers)
     assert chosen.name == name
     assert chosen.why
+
+
+@pytest.mark.parametrize("net", [mlp, conv, noisy])
+def test_on_a_gpu_clients_go_one_by_one_unless_told_otherwise(monkeypatch, net):
+    monkeypatch.setattr(Model, "device", torch.device("cuda"))
+    assert choose("auto", task(net), ragged(), 4).name == "sequential"
+    with pytest.raises(InputError, match="GPUs"):
+        make(choose("processes", task(net), ragged(), 4), task(net), ragged(), 0)
 
 
 @pytest.mark.parametrize(("net", "seconds"), [(conv, 1e-5), (noisy, 1.0)])

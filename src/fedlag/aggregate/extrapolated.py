@@ -36,6 +36,7 @@ class Extrapolated(Aggregator):
         weights = self.weights(replies)
         mean_of_squares, square_of_mean = 0.0, 0.0
         for block in columns(replies.update):
+            weights = weights.to(block)
             mean_of_squares += float(weights @ block.square().sum(1))
             square_of_mean += float((weights @ block).square().sum())
         reach = 2 * (square_of_mean + self.epsilon * self.decay**replies.round)

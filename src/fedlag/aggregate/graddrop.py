@@ -50,6 +50,6 @@ def one_sign(values: Tensor, weights: Tensor, level: Tensor) -> Tensor:
 
     level: (n,), from 0 to below 1; where the positive share is above it, the positive values count.
     """
-    weights = weights.to(values.dtype)
+    weights = weights.to(values)
     up, down = weights @ values.clamp(min=0.0), weights @ values.clamp(max=0.0)
     return torch.where(level * (up - down) < up, up, down)

@@ -13,6 +13,7 @@ from fedlag.algorithm import Algorithm, Extension
 from fedlag.flow import Batch, Local, Server
 from fedlag.net import Model
 from fedlag.personal import Named, Rule
+from fedlag.randomness import undisturbed
 from fedlag.tree import Params, Tree
 
 MIXES = ("parameters", "logits")
@@ -38,14 +39,14 @@ class APFL(Algorithm):
 
     def extend(self, net: Model, params: Params, seed: int) -> Extension:
         trained, carried = twin.extension(net, params)
-        share = {SHARE: torch.tensor(self.alpha, dtype=params[net.parameter_names[0]].dtype)}
+        share = {SHARE: params[net.parameter_names[0]].new_tensor(self.alpha)}
         return Extension(trained | share, carried) if self.adaptive else Extension(trained, carried | share)
 
     def receive(self, local: Local) -> Params:
         return local.start if local.client.round >= 0 else twin.mirror(local.start)
 
     def loss(self, local: Local, params: Params, batch: Batch) -> Tensor:
-        with torch.random.fork_rng(devices=[]):  # so that the shared model draws the same dropout as in FedAvg
+        with undisturbed():  # so that the shared model draws the same dropout as in FedAvg
             private = self._private(local, params, batch.x)
         shared = local.net(params, batch.x)
         mixed = self._mixed(params, shared.detach(), private)

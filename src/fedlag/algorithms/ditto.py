@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -13,6 +12,7 @@ from fedlag.algorithm import Algorithm, Extension, Phase
 from fedlag.flow import Batch, Local, Server
 from fedlag.net import Model
 from fedlag.personal import Named, Rule
+from fedlag.randomness import undisturbed
 from fedlag.tree import Params
 
 
@@ -37,7 +37,7 @@ class Ditto(Algorithm):
         return twin.extension(net, params)
 
     def receive(self, local: Local) -> Params:
-        with torch.random.fork_rng(devices=[]):  # so that the shared model draws the same dropout as in FedAvg
+        with undisturbed():  # so that the shared model draws the same dropout as in FedAvg
             params, _ = local.fit(_opened(local), (self._phase(local),), purpose="train", loss=self._pulled)
         return {**local.start, **twin.only(params)}
 

@@ -66,7 +66,7 @@ class FedCAC(Algorithm):
         collaborators = self.collaborators(overlaps(replies), server.round + 1)
         shares = collaborators / collaborators.sum(1, keepdim=True)
         means = tree.map(
-            lambda update, start: start + torch.tensordot(shares.to(update.dtype), update, dims=1),
+            lambda update, start: start + torch.tensordot(shares.to(update), update, dims=1),
             replies.update,
             server.params,
         )

@@ -48,6 +48,8 @@ def choose(name: str, task: Task, source: Source, workers: int | None = None) ->
     workers = workers or cores()
     if name != "auto":
         return Choice(name, "as asked", workers)
+    if task.model.device.type != "cpu":
+        return Choice("sequential", "one client after another on a GPU; 'vectorized' trains many at once", 1)
     reason = obstacle(task)
     if not reason:
         return Choice("batched", "many clients at once, as batched matrix products", workers)

@@ -36,6 +36,8 @@ class Processes(Sequential):
             raise InputError(
                 f"federation = 'processes' needs Linux, this is {sys.platform}; 'auto' chooses what is here."
             )
+        if task.model.device.type != "cpu":
+            raise InputError("federation = 'processes' copies this process, which GPUs don't allow; use 'sequential'.")
         super().__init__(task, source, seed)
         self.workers = workers or cores()
         self._longest_first = LongestFirst(source)

@@ -13,7 +13,7 @@ import torch
 from fedlag.federation.sequential import One, Sequential
 from fedlag.federation.work import Source
 from fedlag.federation.workers import LongestFirst, cores, pool
-from fedlag.randomness import draws
+from fedlag.randomness import draws, states
 from fedlag.round import Task
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Threaded(Sequential):
         order = self._longest_first(clients)
         if self._draws is None and order:
             self._hire(order[0])
-        before = torch.get_rng_state()
+        before = states()
         running = {self._pool.submit(self._with_idle, one, client): client for client in order}
         try:
             for future in as_completed(running):
@@ -46,10 +46,10 @@ class Threaded(Sequential):
         finally:
             for future in running:
                 future.cancel()
-        if not (self._draws or torch.equal(before, torch.get_rng_state())):
+        if not (self._draws or all(map(torch.equal, before, states()))):
             raise RuntimeError(
-                f"{type(self.task.algorithm).__name__} draws from PyTorch's own generator, of which there is one for "
-                "all threads; use federation = 'processes' or 'sequential', or draw from one seeded by local.work.seed(…)."
+                f"{type(self.task.algorithm).__name__} draws from PyTorch's own generator, one for all threads; use "
+                "federation = 'processes' or 'sequential', or a generator of its own, seeded by local.work.seed(…)."
             )
 
     def _with_idle(self, one: One[T], client: int) -> T:

@@ -65,6 +65,8 @@ def new(folder: Path, experiment: Experiment) -> list[Path]:
         raise InputError(f"{folder} cannot name an app: {package} is a package that it uses; choose another name.")
     if experiment.algorithm.pooled:
         raise InputError(f"{experiment.method} pools everybody's examples; on Flower they stay where they are.")
+    if experiment.device != "cpu":
+        raise InputError(f"device = {experiment.device!r}, but this app trains on the processor; use device = 'cpu'.")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; name a folder that does not exist yet.")
     cohort = len(experiment.sampling.cohort(experiment.data.clients, experiment.seed, 0))

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from fedlag.net import Net
 from fedlag.nets import Plain, Residual
+from fedlag.randomness import seeded
 from fedlag.tree import stands_for_many
 
 Modules = dict[str, nn.Module]
@@ -24,9 +25,7 @@ GROUPS = 2  # as in Adaptive Federated Optimization (Reddi et al., ICLR 2021)
 
 
 def network(architecture: Plain | Residual, shape: tuple[int, int, int], classes: int, seed: int) -> Net:
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would also seed the GPUs, which fork_rng has been told to leave alone.
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):
         if isinstance(architecture, Plain):
             body, width = _plain(architecture, shape)
         else:
