@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from contextlib import closing
 from functools import partial
@@ -159,6 +160,13 @@ def test_a_process_that_is_ended_ends_the_run_with_a_sentence(forks_end):
 
     with pytest.raises(RuntimeError, match=r"signal 9.*memory"):
         list(forked(work, [0, 1, 2, 3], 2))
+    assert forks_end()
+
+
+def test_a_method_that_leaves_the_program_does_not_go_on_in_the_copy(forks_end, capfd):
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        list(forked(lambda item: sys.exit("enough"), [0], 2))
+    assert "enough" in capfd.readouterr().err
     assert forks_end()
 
 

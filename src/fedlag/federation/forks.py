@@ -9,7 +9,6 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn, TypeVar, cast
@@ -62,16 +61,26 @@ def _fork() -> int:
 
 def _serve(work: Callable[[int], T], items: Sequence[int], turn: tuple[int, int], there: Connection) -> NoReturn:
     """In the fork: take items until there are none, and end without a word to anything that was copied along."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who forked decides
-    with suppress(BrokenPipeError):  # nobody is listening any more
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who forked decides
         torch.set_num_threads(1)
         while (place := _next(turn)) < len(items):
-            try:
-                answer = _packed((items[place], work(items[place]), None))
-            except Exception as error:
-                answer = _packed_error(error)
-            there.send_bytes(answer)
-    os._exit(0)
+            there.send_bytes(_answer(work, items[place]))
+        code = 0
+    except BrokenPipeError:
+        code = 0  # nobody is listening any more
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _answer(work: Callable[[int], T], item: int) -> memoryview:
+    try:
+        return _packed((item, work(item), None))
+    except Exception as error:
+        return _packed_error(error)
 
 
 def _next(turn: tuple[int, int]) -> int:
