@@ -27,7 +27,7 @@ README = ROOT / "benchmarks" / "README.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 COMPANIONS = {  # measurements with a command of their own -> its arguments for a quick run
     "startup": ("--quick",),
-    "analysis": ("--quick",),
+    "analysis": ("--clients", "10", "--parameters", "200000"),
     "population": ("--clients", "10", "100", "--rounds", "3"),
 }
 

@@ -1,7 +1,7 @@
 """Conflict analysis against the number of clients, and against the loop over pairs that is usually published.
 
-    python benchmarks/analysis.py                             # 20 and 100 clients of 4.4 million parameters
-    python benchmarks/analysis.py --stream 1000               # a cohort that does not fit, block by block
+    python -m benchmarks.analysis                             # 20 and 100 clients of 4.4 million parameters
+    python -m benchmarks.analysis --stream 1000               # a cohort that does not fit, block by block
 
 Every line is a process of its own on one core; seconds are of its processor, the best of three. The loop takes a cosine
 for every pair and layer; it is timed on the first client's pairs and scaled by the number of all. The rate counts what
@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from population import peak
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.population import peak
 from fedlag.divergence import analyze
 from fedlag.kernels import fast_products
 from fedlag.memory import room
@@ -107,7 +107,16 @@ def main() -> None:
         print("clients  parameters  CPU s    GFLOP/s  share of GEMM  peak MiB  pair loop s  times faster")
     for option, cohorts in (("--clients", given.clients), ("--stream", given.stream)):
         for clients in cohorts:
-            command = [sys.executable, __file__, "--one", option, clients, "--parameters", given.parameters]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.analysis",
+                "--one",
+                option,
+                clients,
+                "--parameters",
+                given.parameters,
+            ]
             line = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout.strip()
             print(line if given.json else as_text(json.loads(line)), flush=True)
 

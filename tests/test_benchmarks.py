@@ -120,3 +120,8 @@ def _command(pid):
 
 def _size(net):
     return sum(parameter.numel() for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("name", driver.COMPANIONS)
+def test_measurements_with_a_command_of_their_own_run(name):
+    assert "Ended with code" not in driver.companion(name, driver.COMPANIONS[name])
