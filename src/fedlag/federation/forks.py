@@ -52,9 +52,8 @@ def forked(work: Callable[[int], T], items: Sequence[int], processes: int) -> Ge
 
 
 def _fork() -> int:
-    with (
-        warnings.catch_warnings()
-    ):  # of threads that other forks have waited for in vain; here nobody asks for their locks
+    """Without Python's warning of locks that other threads may hold: a fork of ours asks for none of them."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
