@@ -115,14 +115,18 @@ def test_an_interrupted_run_is_resumed(call, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no process groups to interrupt")
-def test_an_interrupted_comparison_ends_at_once_and_takes_its_processes_along(tmp_path):
+@pytest.mark.parametrize("by", ["Ctrl-C", "kill"])
+def test_an_interrupted_comparison_ends_at_once_and_takes_its_processes_along(tmp_path, by):
     words = [sys.executable, "-m", "fedlag", "compare", "rounds=100000", "--workers", "2"]
     process = subprocess.Popen(words, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:
         while not list(tmp_path.glob("runs/*/*/events.jsonl")):
             assert process.poll() is None
             time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)
+        if by == "kill":
+            process.terminate()  # of the others nobody knows
+        else:
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, err = process.communicate(timeout=60)
         assert process.returncode == 130
         assert "Interrupted" in err

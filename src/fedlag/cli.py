@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _told_to_end():
+                return super().invoke(ctx)
         except InputError as error:
             click.echo(f"Error: {error}", err=True)
             sys.exit(2)
@@ -39,6 +44,19 @@ class Commands(click.Group):
                 "Interrupted. The same command, or `fedlag resume RUN`, goes on from the last checkpoint.", err=True
             )
             sys.exit(130)
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """A request to end, as `kill` and job schedulers make it, is an interruption: no process is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _changes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
