@@ -105,7 +105,7 @@ def encode(value: Any, tensors: list[Tensor]) -> Any:
         return [encode(item, tensors) for item in value]
     if kind is float:
         return {"float": struct.pack(">d", value).hex()}
-    if isinstance(value, Tensor):
+    if kind is Tensor:
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
     if kind is dict:
